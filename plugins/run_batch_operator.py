@@ -1,0 +1,57 @@
+"""The stage `run` as a SparkSubmitOperator: Airflow's own way to start, follow and kill a Spark application."""
+
+from functools import partial
+from typing import Any
+
+from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from pipeline_tasks import RETRIES, RETRY_DELAY, give_up_or_retry
+
+from tasks.errors import StageError, StageFailed
+from tasks.spark import SparkSubmission
+from tasks.stages import STAGES
+
+
+class RunBatchOperator(SparkSubmitOperator):
+    """Executes stage `run`; submits to Spark only when rows are left to do.
+
+    The application, its arguments and its environment come from the stage, which the command line uses too.
+    The environment is the submission's whole one: Airflow's own variables, with its database password, stay
+    here (the provider would add to them).
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        """Takes what every operator takes."""
+        defaults = {"retries": RETRIES, "retry_delay": RETRY_DELAY, "doc_md": STAGES["run"].says}
+        super().__init__(**{**defaults, **kwargs})
+        self._clean_environment: dict[str, str] = {}
+
+    def execute(self, context: Any) -> dict[str, Any]:
+        """Execute the stage; returns its result for XCom."""
+        from tasks import stages
+
+        try:
+            return vars(
+                stages.execute("run", context["dag_run"].run_id, submit=partial(self._submit, context))
+            )
+        except StageError as error:
+            give_up_or_retry(error)
+
+    def _submit(self, context: Any, submission: SparkSubmission) -> None:
+        from airflow.sdk.exceptions import AirflowException
+
+        self.name = submission.name
+        self.application = str(submission.application)
+        self.application_args = list(submission.arguments)
+        self.conf = dict(submission.conf)
+        self._clean_environment = dict(submission.environment)
+        self.spark_binary = str(submission.binary)
+        try:
+            super().execute(context)
+        except AirflowException as error:
+            raise StageFailed(f"the Spark application ended with an error: {error}") from None
+
+    def _get_hook(self) -> Any:
+        hook = super()._get_hook()
+        hook.spark_binary = self.spark_binary
+        hook.submit = partial(hook.submit, env=self._clean_environment)
+        return hook

@@ -1,0 +1,59 @@
+-- name: insert_run!
+-- The first to start a run freezes it; a second start finds it as it is.
+insert into run (run_id, tenant, node, spec, pins)
+values (:run_id, :tenant, :node, :spec, :pins)
+on conflict (run_id) do nothing;
+
+-- name: run_by_id^
+select
+    run_id,
+    tenant,
+    node,
+    spec,
+    pins,
+    started_at,
+    closed_at,
+    verdict
+from run
+where run_id = :run_id;
+
+-- name: close_run!
+update run
+set
+    closed_at = clock_timestamp(),
+    verdict = :verdict
+where run_id = :run_id;
+
+-- name: newest_runs
+select
+    run_id,
+    tenant,
+    node,
+    started_at,
+    closed_at,
+    verdict
+from run
+order by started_at desc
+limit :limit;
+
+-- name: stages_of_run
+-- The newest claim of each stage, with how far it is.
+select distinct on (claim.stage)
+    claim.stage,
+    claim.epoch,
+    claim.claimed_at,
+    claim.ended_at,
+    claim.outcome,
+    claim.message,
+    claim.facts,
+    progress.done,
+    progress.total,
+    progress.unit,
+    progress.detail
+from claim
+left join progress on
+    claim.run_id = progress.run_id
+    and claim.stage = progress.stage
+    and claim.epoch = progress.epoch
+where claim.run_id = :run_id
+order by claim.stage asc, claim.epoch desc;

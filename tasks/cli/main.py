@@ -1,0 +1,219 @@
+"""Arguments, exit statuses and output of the command line.
+
+`--json` prints one JSON object on standard output and nothing else there; logs go to standard error. Exit
+status: 0 done or nothing to do; 2 bad input; 3 busy; 4 failed. An error that a user can cause has no traceback.
+"""
+
+import argparse
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pydantic import ValidationError
+
+from tasks import settings as deployment
+from tasks.errors import InputError, StageError
+from tasks.settings import Settings
+from tasks.spec import RunSpec, read
+from tasks.stages import STAGES
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a verb has to say: to a program, and to a person."""
+
+    document: dict[str, Any]
+    text: str
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb; returns the exit status."""
+    options = _parser().parse_args(arguments)
+    wants_json: bool = options.json
+    try:
+        settings = _settings()
+        logging.basicConfig(
+            stream=sys.stderr,
+            level=settings.log_level,
+            format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        )
+        verb: Callable[[argparse.Namespace, Settings], Answer] = options.act
+        answer = verb(options, settings)
+    except StageError as error:
+        failure = {
+            "error": type(error).__name__,
+            "message": str(error),
+            "remedy": error.remedy.value,
+        }
+        _say(Answer(failure, ""), wants_json)
+        print(f"qwen-pipeline {options.verb}: {error}", file=sys.stderr)
+        return error.exit_status
+    except KeyboardInterrupt:
+        print("interrupted; run the same command again to go on", file=sys.stderr)
+        return 130
+    _say(answer, wants_json)
+    return 0
+
+
+def _stage(options: argparse.Namespace, settings: Settings) -> Answer:
+    """A verb that is a stage: start the run if it has not started, then execute the stage."""
+    from tasks import stages
+    from tasks.ledger import Ledger
+    from tasks.preflight import check_spec
+
+    spec = _spec(options)
+    if spec is not None:
+        check_spec(spec, settings)
+    with Ledger(settings.database_url(), settings.sql) as ledger:
+        if spec is not None:
+            run = stages.freeze(
+                ledger,
+                options.run or _name_of(spec),
+                spec,
+                _date(options.date),
+                settings,
+            )
+        else:
+            from tasks.ledger import load
+
+            run = load(ledger, options.run)
+    result = stages.execute(options.verb, run.run_id, settings=settings)
+    return Answer(vars(result), f"{result.stage}: {result.message} ({result.seconds:.1f} s)")
+
+
+def _migrate(options: argparse.Namespace, settings: Settings) -> Answer:
+    from tasks.ledger.migrations import migrate
+
+    applied = migrate(settings.database_url(), settings.sql / "migrations")
+    text = f"applied {', '.join(applied)}" if applied else "nothing to do: the ledger's schema is up to date"
+    return Answer({"applied": applied}, text)
+
+
+def _reap(options: argparse.Namespace, settings: Settings) -> Answer:
+    from tasks.reap import reap
+
+    report = reap(settings, run_id=options.run, force=options.force)
+    return Answer(report.document(), report.text())
+
+
+def _status(options: argparse.Namespace, settings: Settings) -> Answer:
+    from tasks.cli.status import status
+
+    return Answer(*status(settings, options.run))
+
+
+def _report(options: argparse.Namespace, settings: Settings) -> Answer:
+    from tasks.cli.report import report
+
+    spec = _spec(options)
+    name = options.run or (_name_of(spec) if spec is not None else "")
+    return Answer(*report(settings, name))
+
+
+def _spec(options: argparse.Namespace) -> RunSpec | None:
+    if options.spec is not None:
+        return read(options.spec)
+    if options.run is None:
+        raise InputError(f"{options.verb} needs --spec FILE, or --run NAME of a run that has started")
+    return None
+
+
+def _name_of(spec: RunSpec) -> str:
+    """Without --run, calling verbs with one spec one after the other is one run."""
+    return f"cli-{sha256(spec.model_dump_json().encode()).hexdigest()[:8]}"
+
+
+def _date(text: str | None) -> datetime:
+    if text is None:
+        return datetime.now(UTC)
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        raise InputError(f"--date {text!r} is not a date; write it as 2026-05-31") from None
+
+
+def _settings() -> Settings:
+    try:
+        return deployment.current()
+    except ValidationError as error:
+        lines = [f"  QWEN_PIPELINE_{str(item['loc'][0]).upper()}: {item['msg']}" for item in error.errors()]
+        raise InputError("\n".join(["a setting in the environment is wrong:", *lines])) from None
+
+
+def _say(answer: Answer, wants_json: bool) -> None:
+    if wants_json:
+        print(json.dumps(answer.document, default=str, ensure_ascii=False))
+    elif answer.text:
+        print(answer.text)
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, with the project's way of saying no."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\n(see {self.prog} --help)\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="qwen-pipeline", description="Prompts in, answers out, GPUs given back.")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    for stage in STAGES.values():
+        verb = _verb(verbs, stage.name, stage.says, _stage)
+        verb.add_argument(
+            "--spec",
+            type=Path,
+            metavar="FILE",
+            help="the run spec (YAML); see docs/run-spec.md",
+        )
+        verb.add_argument("--run", metavar="NAME", help="the run's name; default: made from the spec")
+        verb.add_argument(
+            "--date",
+            metavar="DATE",
+            help="what {{ ds }} in the spec means; default: now",
+        )
+    report = _verb(verbs, "report", "Rows, tokens and time of a run.", _report)
+    report.add_argument("--spec", type=Path, metavar="FILE")
+    report.add_argument("--run", metavar="NAME")
+    status = _verb(verbs, "status", "What is held, running and done.", _status)
+    status.add_argument("--run", metavar="NAME", help="one run with its stages")
+    reap = _verb(
+        verbs,
+        "reap",
+        "End what outlived its lease on this node; safe at any time.",
+        _reap,
+    )
+    reap.add_argument("--run", metavar="NAME", help="only what belongs to this run")
+    reap.add_argument(
+        "--force",
+        action="store_true",
+        help="with --run: even if its lease is still good",
+    )
+    _verb(verbs, "migrate", "Bring the ledger's schema up to date.", _migrate)
+    return parser
+
+
+def _verb(
+    verbs: "argparse._SubParsersAction[_Parser]",
+    name: str,
+    says: str,
+    act: Callable[[argparse.Namespace, Settings], Answer],
+) -> argparse.ArgumentParser:
+    verb = verbs.add_parser(name, help=says, description=says)
+    verb.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    verb.set_defaults(act=act)
+    return verb
+
+
+if __name__ == "__main__":
+    # A reader that goes away (a closed pipe) is no failure of ours.
+    try:
+        sys.exit(main())
+    except BrokenPipeError:
+        os._exit(0)

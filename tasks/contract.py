@@ -1,0 +1,70 @@
+"""What every stage looks like.
+
+A stage is a module with three functions:
+
+    plan(context) -> Plan        what differs between the spec and the world; reads only
+    apply(plan, context) -> None changes only that; never called for a satisfied plan
+    verify(context) -> Outcome   reads the world again; raises when it is not as promised
+
+The plan compares with the world (files, processes, devices), never with a flag in the ledger, so a shard that
+was deleted or a worker that was killed behind the pipeline's back is noticed and mended by the next run.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from tasks.ledger import Claim, Run
+from tasks.settings import Settings
+from tasks.spark import SparkSubmission
+
+
+class Plan(Protocol):
+    """The difference between what the spec asks for and what is there."""
+
+    @property
+    def satisfied(self) -> bool:
+        """Whether nothing differs."""
+
+    @property
+    def reason(self) -> str:
+        """Why there is nothing to do, or what will be done; one line for a person."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a stage found when it read the world again."""
+
+    message: str
+    """One line for a person."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Ids and small numbers for later stages, XCom and `--json`; never rows, weights or secrets."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a stage acts on and with."""
+
+    run: Run
+    claim: Claim
+    settings: Settings
+    submit: Callable[[SparkSubmission], None]
+    """Runs a Spark application and returns when it has ended: Airflow's operator or a child process."""
+
+    @property
+    def part(self) -> str:
+        """The mark of this stage's child processes."""
+        return f"{self.run.run_id}/{self.claim.stage}"
+
+
+class StageModule(Protocol):
+    """The three functions, as the executor calls them."""
+
+    def plan(self, context: Context) -> Any:
+        """See the module docstring."""
+
+    def apply(self, plan: Any, context: Context) -> None:
+        """See the module docstring."""
+
+    def verify(self, context: Context) -> Outcome:
+        """See the module docstring."""

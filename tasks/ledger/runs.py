@@ -1,0 +1,74 @@
+"""Runs: a spec, frozen when it first starts, and its verdict at the end."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from psycopg.types.json import Jsonb
+
+from tasks.errors import InputError
+from tasks.ledger.connection import Ledger
+from tasks.spec import RunSpec, parse
+
+
+@dataclass(frozen=True)
+class Run:
+    """One execution of a spec, as the ledger holds it."""
+
+    run_id: str
+    spec: RunSpec
+    """With every date resolved."""
+    pins: dict[str, Any]
+    """What else was open: `commit` of the model, `versions` of the converting libraries."""
+    started_at: datetime
+    verdict: str | None
+
+
+def register(ledger: Ledger, run_id: str, spec: RunSpec, pins: dict[str, Any]) -> Run:
+    """Record that `run_id` starts with `spec`; a run that has started before stays as it was frozen then."""
+    document = spec.model_dump(mode="json")
+    with ledger.transaction() as connection:
+        ledger.queries.insert_run(
+            connection,
+            run_id=run_id,
+            tenant=spec.tenant,
+            node=spec.node,
+            spec=Jsonb(document),
+            pins=Jsonb(pins),
+        )
+    return load(ledger, run_id)
+
+
+def load(ledger: Ledger, run_id: str) -> Run:
+    """The run of that name.
+
+    Raises:
+        InputError: there is none.
+    """
+    found = find(ledger, run_id)
+    if found is None:
+        raise InputError(
+            f"there is no run {run_id!r} in the ledger; `qwen-pipeline status` lists those there are"
+        )
+    return found
+
+
+def find(ledger: Ledger, run_id: str) -> Run | None:
+    """The run of that name, or None."""
+    with ledger.transaction() as connection:
+        row = ledger.queries.run_by_id(connection, run_id=run_id)
+    if row is None:
+        return None
+    return Run(
+        row["run_id"],
+        parse(row["spec"], f"run {run_id}"),
+        row["pins"],
+        row["started_at"],
+        row["verdict"],
+    )
+
+
+def close(ledger: Ledger, run_id: str, verdict: str) -> None:
+    """End the run as `done`, `partial` or `failed`. A stage claimed after that opens it again."""
+    with ledger.transaction() as connection:
+        ledger.queries.close_run(connection, run_id=run_id, verdict=verdict)

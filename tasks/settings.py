@@ -1,0 +1,190 @@
+"""Every knob of a deployment, each with its reason. What belongs to one run is in its spec instead.
+
+Values come from the environment (`QWEN_PIPELINE_<NAME>`); `docs/settings.md` lists them. Import is cheap and
+reads nothing: call `current()`.
+"""
+
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from tasks.errors import InputError
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+class Settings(BaseSettings):
+    """The deployment's settings; frozen, because a run must not see them change under it."""
+
+    model_config = SettingsConfigDict(env_prefix="QWEN_PIPELINE_", frozen=True, extra="ignore")
+
+    home: Path = REPOSITORY / "var" / "pipeline"
+    """Everything this deployment keeps on the node lies below: releases, locks, logs, caches. Survives runs."""
+
+    deployment: str = ""
+    """Names this deployment in the environment of all its processes, so that a scan of /proc finds them all.
+    Default: derived from `home`, so that two deployments on one host never take each other's processes."""
+
+    node: str = "local"
+    """The name of this host in run specs and in the ledger; one Airflow queue per node carries the same name."""
+
+    ledger_url: SecretStr | None = None
+    """libpq URL of the ledger. Prefer `ledger_url_file`: a file does not travel to child processes."""
+
+    ledger_url_file: Path | None = None
+    """A 0600 file that holds the URL. Spark's Python workers inherit its name, never its content."""
+
+    secret_file: Path | None = None
+    """A 0600 file with the deployment secret, from which each pool's key is derived (default: home/secret)."""
+
+    sql: Path = REPOSITORY / "sql"
+    """Where the migrations and named queries are; another place only for an installed copy without sources."""
+
+    python_convert: Path = REPOSITORY / ".envs/convert/bin/python"
+    python_serving: Path = REPOSITORY / ".envs/serving/bin/python"
+    python_spark: Path = REPOSITORY / ".envs/spark/bin/python"
+    """The interpreters of the other environments: their pins conflict with Airflow's and with each other's."""
+
+    serving_flags: Path = REPOSITORY / ".envs/serving/vllm-flags.json"
+    """The flags that the installed vLLM knows, read once at set-up because importing vllm takes 13 s."""
+
+    spark_master: str = "local[2]"
+    """Where Spark runs; an Airflow connection overrides it in the DAG."""
+
+    spark_driver_memory: str = "1g"
+    """Rows stay in the Python workers and in files, so the driver needs little however large the batch is."""
+
+    java_home: Path | None = None
+    """For a host with several Javas; Spark 4 needs 17 or later."""
+
+    serve_host: str = "127.0.0.1"
+    """The address workers and keepers bind to. The node's own address where Spark runs on other hosts."""
+
+    port_range: tuple[int, int] = (21000, 21999)
+    """Ports for keepers and workers; below the kernel's ephemeral range, so no client socket takes one first."""
+
+    ports_per_worker: int = Field(default=10, ge=4)
+    """vLLM opens several ports itself, counting up from VLLM_PORT; ranges of workers must not overlap."""
+
+    start_timeout_s: float = 600.0
+    """How long a worker may take to be ready. 200 s were seen for a 9B model with cold compile caches."""
+
+    stop_grace_s: float = 10.0
+    """After SIGTERM, before SIGKILL. A clean stop takes vLLM 1 s over HTTP, 10 s over gRPC."""
+
+    lease_s: float = 900.0
+    """How long a claim on devices outlives its last renewal: the longest that a dead node's GPUs stay idle."""
+
+    lease_renew_s: float = 60.0
+    """How often a keeper renews; several failures in a row must fit into one lease."""
+
+    claim_watch_s: float = 3.0
+    """How often an actor checks that it is still the holder: bounds how long two of them overlap."""
+
+    lock_wait_s: float = 30.0
+    """How long a successor waits for the node lock of the holder it has ended, before it says busy."""
+
+    registry_poll_s: float = 1.0
+    """How often clients ask the keeper who is ready; a change must reach them in under 2 s."""
+
+    segment_flush_s: float = 2.0
+    """Finished rows are on disk after at most this long; what is lost by a kill is generated again."""
+
+    segment_retention_h: float = 168.0
+    """Segments stay this long after publishing, so that a deleted answer file is rebuilt without a GPU."""
+
+    hub_endpoint: str | None = Field(default=None, validation_alias="HF_ENDPOINT")
+    """A mirror of the hub; the name is the hub client's own."""
+
+    hub_token: SecretStr | None = Field(default=None, validation_alias="HF_TOKEN")
+    """Only for gated repositories; goes to the downloading process alone."""
+
+    hub_offline: bool = Field(default=False, validation_alias="HF_HUB_OFFLINE")
+    """Never ask the hub; use what is on disk."""
+
+    nvml: str = "driver"
+    """`driver` is the real one. `sim:NAME` is a simulated node; everything it shows is labelled as simulated."""
+
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    """Logs go to standard error; standard output belongs to `--json`."""
+
+    @field_validator("home", "sql", mode="after")
+    @classmethod
+    def _absolute(cls, value: Path) -> Path:
+        return value.absolute()
+
+    @model_validator(mode="after")
+    def _defaults_from_home(self) -> "Settings":
+        if not self.deployment:
+            digest = sha256(str(self.home).encode()).hexdigest()[:8]
+            object.__setattr__(self, "deployment", f"qwen-{digest}")
+        return self
+
+    @property
+    def store(self) -> Path:
+        """Where downloads and releases are."""
+        return self.home / "store"
+
+    @property
+    def logs(self) -> Path:
+        """Where workers, keepers and Spark log."""
+        return self.home / "logs"
+
+    @property
+    def locks(self) -> Path:
+        """Where the node's lock files are; must be a local file system (flock)."""
+        return self.home / "locks"
+
+    def database_url(self) -> str:
+        """The ledger's URL, with its password.
+
+        Raises:
+            InputError: neither `ledger_url` nor `ledger_url_file` is set, or the file cannot be read.
+        """
+        if self.ledger_url is not None:
+            return self.ledger_url.get_secret_value()
+        if self.ledger_url_file is None:
+            raise InputError(
+                "no ledger is configured: set QWEN_PIPELINE_LEDGER_URL_FILE to a 0600 file that holds the "
+                "PostgreSQL URL (or QWEN_PIPELINE_LEDGER_URL to the URL itself)"
+            )
+        try:
+            return self.ledger_url_file.read_text().strip()
+        except OSError as error:
+            raise InputError(
+                f"QWEN_PIPELINE_LEDGER_URL_FILE names {self.ledger_url_file}, which cannot be read: "
+                f"{error.strerror}"
+            ) from None
+
+    def secret(self) -> bytes:
+        """The deployment secret.
+
+        Raises:
+            InputError: the file is missing, empty or readable by others.
+        """
+        path = self.secret_file or self.home / "secret"
+        try:
+            mode = path.stat().st_mode & 0o077
+            content = path.read_bytes().strip()
+        except OSError as error:
+            raise InputError(
+                f"the deployment secret {path} cannot be read ({error.strerror}): write 32 random bytes there "
+                f"with mode 0600, the same on every host of the deployment"
+            ) from None
+        if mode:
+            raise InputError(f"the deployment secret {path} is readable by others: chmod 600 {path}")
+        if len(content) < 16:
+            raise InputError(
+                f"the deployment secret {path} holds {len(content)} bytes; at least 16 are needed"
+            )
+        return content
+
+
+@cache
+def current() -> Settings:
+    """The settings of this process, read from its environment once."""
+    return Settings()

@@ -1,0 +1,58 @@
+"""Reading a run spec from YAML or from a mapping, with errors that name the field."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from tasks.errors import InputError
+from tasks.spec.model import RunSpec
+
+
+def read(path: Path) -> RunSpec:
+    """The spec in a YAML file.
+
+    Raises:
+        InputError: the file cannot be read, is not YAML, or a field is wrong (each one is named).
+    """
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"the spec {path} cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"the spec {path} is not YAML: {error}") from None
+    if not isinstance(document, Mapping):
+        raise InputError(f"the spec {path} holds {type(document).__name__}, not a mapping of fields")
+    return parse(document, source=str(path))
+
+
+def parse(document: Mapping[str, Any], source: str = "the spec") -> RunSpec:
+    """The spec in a mapping, as YAML, Airflow's conf or the ledger hold it.
+
+    Raises:
+        InputError: a field is unknown, missing or out of range; all of them are named at once.
+    """
+    try:
+        return RunSpec.model_validate(document)
+    except ValidationError as error:
+        lines = [f"  {_place(item['loc'])}: {_reason(dict(item))}" for item in error.errors()]
+        raise InputError("\n".join([f"{source} is not a run spec:", *lines])) from None
+
+
+def _place(location: tuple[int | str, ...]) -> str:
+    # Tags of the layout's union are pydantic's, not the user's.
+    parts = list(location)
+    if parts[:1] == ["layout"] and len(parts) > 2 and parts[1] in ("mig", "tensor_parallel", "cpu"):
+        del parts[1]
+    return ".".join(str(part) for part in parts) or "(whole document)"
+
+
+def _reason(item: dict[str, Any]) -> str:
+    if item["type"] == "extra_forbidden":
+        return "there is no such field; see docs/run-spec.md for those that exist"
+    if item["type"] == "missing":
+        return "this field is required"
+    message = str(item["msg"]).removeprefix("Value error, ")
+    return f"{message} (found {item['input']!r})" if not isinstance(item["input"], Mapping) else message

@@ -1,0 +1,193 @@
+"""The run spec as one model. The YAML reader, the DAG's Params, REST and docs/run-spec.md all come from it.
+
+Unknown fields are refused everywhere: a misspelt knob that is silently ignored costs a night.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+
+Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+Column = Annotated[str, Field(min_length=1, max_length=128)]
+Duration = Annotated[str, Field(pattern=r"^[1-9][0-9]*[smhd]$", examples=["90m", "6h"])]
+
+
+class _Part(BaseModel):
+    """A part of the spec: frozen, strict about its fields, documented by its attribute docstrings."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        populate_by_name=True,
+        serialize_by_alias=True,
+    )
+
+
+class Model(_Part):
+    """Which weights."""
+
+    repo: str = Field(min_length=1, examples=["Qwen/Qwen3.5-9B"])
+    """A repository on the hub (`owner/name`)."""
+    revision: str = Field(default="main", min_length=1)
+    """A branch, tag or commit; pinned to a commit when the run first starts."""
+
+
+class Convert(_Part):
+    """How the weights are stored and computed with."""
+
+    scheme: Literal["none", "fp8", "fp8_block", "awq"] = "awq"
+    """`awq`: 4-bit weights. `fp8`: 8-bit floats, activations scaled per token. `none`: as downloaded."""
+    group_size: Literal[32, 64, 128] = 128
+    """Weights that share one scale (awq only); must divide the input size of every layer."""
+
+
+class MigLayout(_Part):
+    """Cut GPUs into MIG devices; one worker each."""
+
+    mig: dict[str, Annotated[int, Field(ge=1, le=7)]] = Field(min_length=1, examples=[{"3g.40gb": 2}])
+    """Profile name, as the driver calls it, to how many of it on each GPU."""
+    gpus: Literal["all"] | Annotated[int, Field(ge=1)] | list[Annotated[int, Field(ge=0)]] = "all"
+    """All GPUs, a number of them, or their indices."""
+
+
+class TensorParallelLayout(_Part):
+    """Full GPUs, grouped; one worker for each group."""
+
+    tensor_parallel: int = Field(ge=1, le=16)
+    """GPUs in a group; weights are split over them."""
+    gpus: Literal["all"] | Annotated[int, Field(ge=1)] | list[Annotated[int, Field(ge=0)]] = "all"
+    """All GPUs, a number of them, or their indices."""
+
+
+class CpuLayout(_Part):
+    """No GPU: workers on CPU cores. For a laptop and for tests; slow."""
+
+    cpu: int = Field(ge=1, le=64)
+    """Workers; the cores are split evenly between them."""
+
+
+def _layout_kind(value: Any) -> str | None:
+    fields = value if isinstance(value, dict) else getattr(value, "model_fields_set", ())
+    kinds = [kind for kind in ("mig", "tensor_parallel", "cpu") if kind in fields]
+    return kinds[0] if kinds else None
+
+
+Layout = Annotated[
+    Annotated[MigLayout, Tag("mig")]
+    | Annotated[TensorParallelLayout, Tag("tensor_parallel")]
+    | Annotated[CpuLayout, Tag("cpu")],
+    Discriminator(
+        _layout_kind,
+        custom_error_type="layout",
+        custom_error_message="a layout is one of {mig: {PROFILE: COUNT}}, {tensor_parallel: N} or {cpu: N}",
+    ),
+]
+
+
+class Serving(_Part):
+    """How each worker serves the release."""
+
+    max_model_len: int = Field(default=4096, ge=16)
+    """Longest prompt plus answer, in tokens."""
+    max_num_seqs: int = Field(default=256, ge=1)
+    """Sequences that one worker decodes at once."""
+    max_num_batched_tokens: int = Field(default=8192, ge=16)
+    """Tokens of one engine step: how much prefill is mixed into decoding."""
+    dtype: Literal["auto", "bfloat16", "float16"] = "auto"
+    """Of activations; `auto` is what the checkpoint says."""
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    """`fp8` halves the KV cache; on Ampere it saves memory only."""
+    kv_cache_memory_mb: int | None = Field(default=None, ge=16)
+    """KV cache of one worker in MiB; null: from gpu_memory_utilization. Always set it on CPU."""
+    gpu_memory_utilization: float = Field(default=0.85, gt=0.0, le=0.98)
+    """Share of the slot's memory that a worker may take; headroom avoids an out-of-memory that is hard to read."""
+    prefix_caching: bool = True
+    """Rows that begin alike share their prefill."""
+    enforce_eager: bool = False
+    """No CUDA graphs: starts sooner, decodes slower. Right for CPU."""
+    extra_args: dict[str, str | int | float | bool] = Field(default_factory=dict)
+    """Further flags of `vllm serve`, without dashes; checked against what the installed vLLM knows."""
+
+
+class Sampling(_Part):
+    """How answers are drawn."""
+
+    max_tokens: int = Field(default=512, ge=1)
+    """Longest answer, in tokens."""
+    temperature: float = Field(default=0.7, ge=0.0, le=2.0)
+    """0 is greedy."""
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Draw from the most likely tokens that together have this probability."""
+    seed: int | None = None
+    """Makes the engine's draws repeatable as far as it can."""
+
+
+_ONE_SOURCE_OF_TEXT: dict[str, Any] = {
+    "oneOf": [
+        {
+            "required": [one],
+            "properties": {one: {"type": "string"}, other: {"type": "null"}},
+        }
+        for one, other in (("prompt", "messages"), ("messages", "prompt"))
+    ]
+}
+"""The same rule as the validator's, for those who check against the JSON schema alone."""
+
+
+class Batch(_Part):
+    """The rows: where they come from, what is asked, where answers go."""
+
+    model_config = ConfigDict(json_schema_extra=_ONE_SOURCE_OF_TEXT)
+
+    input: str = Field(min_length=1, examples=["/prompts/{{ ds }}/"])
+    """A parquet or JSONL file, or a folder of them. `{{ ds }}` is the run's date."""
+    output: str = Field(min_length=1, examples=["/answers/{{ ds }}/"])
+    """A folder; answers and their manifest are published there."""
+    id: Column = "row_id"
+    """The column that names a row; unique and never null."""
+    prompt: Column | None = None
+    """The column with the prompt text; exactly one of `prompt` and `messages`."""
+    messages: Column | None = None
+    """The column with a chat: a list of {role, content}."""
+    system: str | None = None
+    """A system message before every `prompt`."""
+    sampling: Sampling = Sampling()
+    answer_schema: dict[str, Any] | None = Field(default=None, alias="schema")
+    """JSON schema that every answer must satisfy."""
+
+    @model_validator(mode="after")
+    def _one_source_of_text(self) -> "Batch":
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("name exactly one of `prompt` (a text column) and `messages` (a chat column)")
+        return self
+
+
+class Limits(_Part):
+    """When a run stops itself, and what it may publish."""
+
+    deadline: Duration = "6h"
+    """From the run's start; what is not started by then stays not started."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Prompt and answer tokens that the run may spend in all."""
+    max_row_error_rate: float = Field(default=0.02, ge=0.0, le=1.0)
+    """Failed rows over all rows; above it nothing is published and the answers stay resumable."""
+    partial: bool = False
+    """Whether a run that ends early publishes what it has, as a version of its own."""
+
+
+class RunSpec(_Part):
+    """Everything a run needs."""
+
+    version: Literal[1] = 1
+    """Of this document's schema."""
+    tenant: Name = "default"
+    """Who pays; quotas and accounts are per tenant."""
+    model: Model
+    convert: Convert = Convert()
+    node: Name = "local"
+    """The host whose GPUs are used; one Airflow queue has the same name."""
+    layout: Layout
+    serving: Serving = Serving()
+    batch: Batch
+    limits: Limits = Limits()

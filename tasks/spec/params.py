@@ -1,0 +1,55 @@
+"""The run spec as JSON schema: one schema for the whole document, and one for each field of Airflow's form.
+
+Airflow checks every Param against its own schema, so references are written out in place.
+"""
+
+from typing import Any
+
+from tasks.spec.model import RunSpec
+
+_ONLY_AN_EXAMPLE: dict[str, Any] = {
+    "model": {"repo": "Qwen/Qwen3.5-9B", "revision": "main"},
+    "layout": {"mig": {"3g.40gb": 2}, "gpus": "all"},
+    "batch": {
+        "input": "/prompts/{{ ds }}/",
+        "output": "/answers/{{ ds }}/",
+        "id": "row_id",
+        "prompt": "prompt",
+    },
+}
+"""Fields without a default still need a first value in the form."""
+
+
+def json_schema() -> dict[str, Any]:
+    """The schema of the whole document, references written out."""
+    schema = RunSpec.model_json_schema(by_alias=True)
+    definitions = schema.pop("$defs", {})
+    written_out = _write_out(schema, definitions)
+    assert isinstance(written_out, dict)
+    return written_out
+
+
+def fields() -> dict[str, tuple[Any, dict[str, Any]]]:
+    """For each top-level field: its first value in the form, and its JSON schema."""
+    result = {}
+    for name, schema in json_schema()["properties"].items():
+        default = _ONLY_AN_EXAMPLE.get(name, schema.get("default"))
+        result[name] = (
+            default,
+            {key: value for key, value in schema.items() if key != "default"},
+        )
+    return result
+
+
+def _write_out(node: Any, definitions: dict[str, Any]) -> Any:
+    if isinstance(node, list):
+        return [_write_out(item, definitions) for item in node]
+    if not isinstance(node, dict):
+        return node
+    if "$ref" in node:
+        target = definitions[node["$ref"].rsplit("/", 1)[-1]]
+        node = {
+            **target,
+            **{key: value for key, value in node.items() if key != "$ref"},
+        }
+    return {key: _write_out(value, definitions) for key, value in node.items()}

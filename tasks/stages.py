@@ -1,0 +1,267 @@
+"""The stages of a run: their order, what each one fences off, and how one is executed.
+
+    preflight - download - convert ----.
+        `------ prepare ---------------+- provision - start - run - reconcile - publish
+                                                                `- stop - restore
+
+Executing a stage is the same for all: claim it, end whoever acted for it before, take the node lock, plan,
+apply what differs, verify, finish the claim. So it can be killed at any instruction and executed again.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from importlib import import_module
+from typing import Any, cast
+
+from tasks import settings as deployment
+from tasks.contract import Context, Outcome, StageModule
+from tasks.errors import Fenced, InputError, StageError, StageFailed
+from tasks.ledger import Claim, Ledger, Run, load, register, take
+from tasks.ledger.runs import find as find_run
+from tasks.node import lock, processes
+from tasks.settings import Settings
+from tasks.spark import SparkSubmission
+from tasks.spec import RunSpec
+from tasks.spec.freeze import resolve_dates
+from tasks.watch import watching
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One step of a run."""
+
+    name: str
+    module: str
+    """Imported when the stage is executed, so that a DAG file pays for none of them."""
+    lane: str
+    """Stages of one lane of one run never act at once on a node: they share a node lock."""
+    fences: frozenset[str]
+    """Whose claims end when this stage is claimed: its own, and those of stages that are over by then."""
+    says: str
+
+
+def _stage(name: str, module: str, lane: str, fences: str, says: str) -> Stage:
+    return Stage(name, f"tasks.{module}", lane, frozenset([name, *fences.split()]), says)
+
+
+STAGES = {
+    stage.name: stage
+    for stage in (
+        _stage(
+            "preflight",
+            "preflight",
+            "preflight",
+            "",
+            "Check node, environments, disk, model and input.",
+        ),
+        _stage(
+            "download",
+            "weights.download",
+            "weights",
+            "preflight",
+            "Fetch the weights, every file hashed.",
+        ),
+        _stage(
+            "convert",
+            "weights.convert",
+            "weights",
+            "download",
+            "Make the release: converted, verified, whole.",
+        ),
+        _stage(
+            "prepare",
+            "batch.prepare",
+            "batch",
+            "preflight",
+            "Read the input: ids, columns, what is answered.",
+        ),
+        _stage(
+            "provision",
+            "gpu.provision",
+            "devices",
+            "download convert prepare",
+            "Lease devices and lay them out.",
+        ),
+        _stage(
+            "start",
+            "serving.start",
+            "devices",
+            "provision",
+            "Start the pool of workers and prove their health.",
+        ),
+        _stage(
+            "run",
+            "batch.run",
+            "answers",
+            "start",
+            "Send the rows that are still to do, by Spark.",
+        ),
+        _stage(
+            "reconcile",
+            "batch.reconcile",
+            "answers",
+            "run",
+            "Prove: input = answered + failed + not started.",
+        ),
+        _stage(
+            "publish",
+            "batch.publish",
+            "answers",
+            "reconcile",
+            "Make the answers visible, all at once.",
+        ),
+        _stage(
+            "stop",
+            "serving.stop",
+            "devices",
+            "start keeper run",
+            "End the pool; verify nothing is left.",
+        ),
+        _stage(
+            "restore",
+            "gpu.restore",
+            "devices",
+            "provision stop",
+            "Layout as it was before; end the lease.",
+        ),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What executing a stage did."""
+
+    stage: str
+    run: str
+    epoch: int
+    changed: bool
+    """False when the world was as the spec asks already."""
+    message: str
+    facts: dict[str, Any]
+    seconds: float
+
+
+def freeze(ledger: Ledger, run_id: str, spec: RunSpec, at: datetime, settings: Settings) -> Run:
+    """Start a run: resolve what is open in `spec` and record it; a run that has started stays as it was.
+
+    Raises:
+        InputError: a date placeholder is unknown, the model or its revision does not exist, or the run was
+            started before with another spec.
+        Unavailable: the hub did not answer.
+    """
+    asked = spec.model_dump(mode="json")
+    known = find_run(ledger, run_id)
+    if known is None:
+        from tasks.weights.pin import pin
+
+        resolved = resolve_dates(spec, at)
+        known = register(ledger, run_id, resolved, {"asked": asked, **pin(resolved, settings)})
+    if known.pins["asked"] != asked:
+        changed = sorted(name for name in asked if asked[name] != known.pins["asked"].get(name))
+        raise InputError(
+            f"run {run_id!r} was started with another spec ({', '.join(changed)} differ), and a run keeps its "
+            f"spec: give this one another name with --run"
+        )
+    return known
+
+
+def execute(
+    name: str,
+    run_id: str,
+    *,
+    settings: Settings | None = None,
+    submit: Callable[[SparkSubmission], None] | None = None,
+) -> Result:
+    """Bring one stage of a run to where the spec wants it.
+
+    Args:
+        submit: how to run a Spark application; by default a child process.
+
+    Raises:
+        StageError: see `tasks.errors`; the claim is then recorded as failed, with the message.
+    """
+    from tasks.batch.submit import submit_child
+
+    settings = settings or deployment.current()
+    stage = STAGES[name]
+    began = time.monotonic()
+    with Ledger(settings.database_url(), settings.sql) as ledger:
+        run = load(ledger, run_id)
+        claim, holders = take(ledger, run_id, name, stage.fences)
+        end_predecessors(run_id, stage, holders, settings)
+        lock_file = settings.locks / f"{run_id}-{stage.lane}.lock"
+        purpose = f"stage {name} of run {run_id}"
+        try:
+            with (
+                lock.held(lock_file, purpose, settings.lock_wait_s),
+                watching(claim, settings.claim_watch_s),
+            ):
+                context = Context(run, claim, settings, submit or submit_child)
+                changed, outcome = _converge(cast(StageModule, import_module(stage.module)), context)
+        except Exception as error:
+            _record_failure(claim, error)
+            raise
+        claim.finish("done" if changed else "nothing to do", outcome.message, outcome.facts)
+    seconds = time.monotonic() - began
+    return Result(
+        name,
+        run_id,
+        claim.epoch,
+        changed,
+        outcome.message,
+        outcome.facts,
+        round(seconds, 2),
+    )
+
+
+def end_predecessors(run_id: str, stage: Stage, holders: list[processes.Process], settings: Settings) -> None:
+    """End, on this host, the processes whose claims were just fenced, and their children.
+
+    Without grace: every stage survives a kill, and a holder that is asked politely may act once more.
+    """
+    if holders:
+        log.info("ending %d process(es) that acted for %s before", len(holders), stage.name)
+    survivors = processes.end(holders, grace_s=0)
+    for fenced in sorted(stage.fences - {"keeper"}):
+        survivors += processes.end_all(partial(processes.find, f"{run_id}/{fenced}"), grace_s=0)
+    if survivors:
+        pids = ", ".join(str(process.pid) for process in survivors)
+        raise StageFailed(
+            f"process(es) {pids} acted for {stage.name} of run {run_id} before and do not end, not even after "
+            f"SIGKILL: they hang in the kernel (a driver or a file system); look at /proc/PID/stack"
+        )
+
+
+def _converge(module: StageModule, context: Context) -> tuple[bool, Outcome]:
+    plan = module.plan(context)
+    changed = not plan.satisfied
+    if changed:
+        log.info("%s: %s", context.claim.stage, plan.reason)
+        module.apply(plan, context)
+    outcome = module.verify(context)
+    if not changed:
+        outcome = Outcome(f"nothing to do: {plan.reason}", outcome.facts)
+    log.info("%s: %s", context.claim.stage, outcome.message)
+    return changed, outcome
+
+
+def _record_failure(claim: Claim, error: Exception) -> None:
+    if isinstance(error, Fenced):
+        return
+    message = str(error) if isinstance(error, StageError) else f"{type(error).__name__}: {error}"
+    try:
+        claim.finish("failed", message, {})
+    except Exception:
+        # The stage's own error matters more; an unfinished claim is ended by the next one.
+        log.warning(
+            "the failure of %s could not be recorded in the ledger",
+            claim.stage,
+            exc_info=True,
+        )
