@@ -103,6 +103,12 @@ class Settings(BaseSettings):
     hub_token: SecretStr | None = Field(default=None, validation_alias="HF_TOKEN")
     """Only for gated repositories; goes to the downloading process alone."""
 
+    hub_connections: int = Field(default=4, ge=1, le=32)
+    """Files fetched at once: one connection to the hub's storage seldom fills a server's line."""
+
+    weights_wait_s: float = 6 * 3600.0
+    """How long a run waits for another run that is making the same release: the longest conversion, with room."""
+
     hub_offline: bool = Field(default=False, validation_alias="HF_HUB_OFFLINE")
     """Never ask the hub; use what is on disk."""
 

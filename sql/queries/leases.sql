@@ -50,8 +50,8 @@ inner join lease on lease_device.lease_id = lease.lease_id
 where
     lease_device.live
     and lease_device.node = :node
-    and lease_device.device = any(:devices)
-    and lease.run_id <> :run_id
+    and lease_device.device = any(:devices::text [])
+    and lease_device.lease_id <> :lease_id
 group by lease.lease_id
 order by lease.expires_at desc;
 

@@ -112,7 +112,7 @@ class Ledger:
 
 @cache
 def _queries(folder: Path) -> Any:
-    return aiosql.from_path(folder, "psycopg")
+    return aiosql.from_path(folder, "psycopg", mandatory_parameters=False)
 
 
 def _first_line(error: BaseException) -> str:

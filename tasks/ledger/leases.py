@@ -8,16 +8,19 @@ Keeps:
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
+
+from psycopg.errors import UniqueViolation
 
 from tasks.errors import Busy, StageFailed
 from tasks.ledger.claims import Claim
 from tasks.ledger.connection import Ledger
 
 _ATTEMPTS = 5
-"""A holder may go away between our try and our question who it is."""
+"""A holder may go away before we ask who it is, and two stages of one run may take its lease at once."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +56,11 @@ def take(claim: Claim, node: str, devices: Sequence[str], lease_s: float) -> Lea
         StageFailed: this run holds a lease on other devices of the node.
         Fenced: the claim has ended.
     """
+    wanted = tuple(sorted(set(devices)))
     for _ in range(_ATTEMPTS):
-        lease = _try_to_take(claim, node, tuple(sorted(set(devices))), lease_s)
-        if lease is not None:
-            return lease
-    raise Busy(
-        f"devices {', '.join(sorted(set(devices)))} of {node} change hands faster than they can be taken; try again"
-    )
+        with suppress(_ChangedHands, UniqueViolation):
+            return _try_to_take(claim, node, wanted, lease_s)
+    raise Busy(f"{', '.join(wanted)} of {node} change hands faster than they can be taken; try again")
 
 
 def renew(claim: Claim, lease_id: int, lease_s: float) -> datetime:
@@ -136,12 +137,11 @@ def lease_of(ledger: Ledger, run_id: str, node: str) -> Lease | None:
     return _lease(rows[0]) if rows else None
 
 
-def _try_to_take(claim: Claim, node: str, devices: tuple[str, ...], lease_s: float) -> Lease | None:
-    """None when the devices were held, but by nobody a moment later."""
+def _try_to_take(claim: Claim, node: str, devices: tuple[str, ...], lease_s: float) -> Lease:
     queries = claim.ledger.queries
+    run = {"node": node, "run_id": claim.run_id}
     with claim.writing() as connection:
-        # A live claim per stage, so two stages of one run could come here at once: the unique index decides.
-        own = [_lease(row) for row in queries.live_leases(connection, node=node, run_id=claim.run_id)]
+        own = [_lease(row) for row in queries.live_leases(connection, **run)]
         if own and own[0].devices != devices:
             raise StageFailed(
                 f"run {claim.run_id} holds lease {own[0].lease_id} on {', '.join(own[0].devices)} of {node} and now "
@@ -150,15 +150,37 @@ def _try_to_take(claim: Claim, node: str, devices: tuple[str, ...], lease_s: flo
         if own:
             queries.hold_again(connection, lease_id=own[0].lease_id, run_id=claim.run_id, lease_s=lease_s)
         else:
-            lease_id = queries.insert_lease(connection, run_id=claim.run_id, node=node, lease_s=lease_s)
-            got = queries.insert_lease_devices(
-                connection, lease_id=lease_id, node=node, devices=list(devices)
-            )
-            if got != len(devices):
-                holders = list(
-                    queries.holders_of_devices(
-                        connection, node=node, devices=list(devices), run_id=claim.run_id
-                    )
-                )
-                raise _TakenByOthers(holders)
-        return _lease(next(iter(queries.live_leases(connection, node=node, run_id=claim.run_id))))
+            lease_id = queries.insert_lease(connection, **run, lease_s=lease_s)
+            wanted = {"lease_id": lease_id, "node": node, "devices": list(devices)}
+            if queries.insert_lease_devices(connection, **wanted) != len(devices):
+                raise _held_by_others(node, list(queries.holders_of_devices(connection, **wanted)))
+        (row,) = queries.live_leases(connection, **run)
+        return _lease(row)
+
+
+class _ChangedHands(Exception):
+    """Somebody held what we wanted, but no longer when we asked who."""
+
+
+def _held_by_others(node: str, holders: list[dict[str, Any]]) -> Exception:
+    if not holders:
+        return _ChangedHands()
+    lines = [
+        f"{', '.join(holder['devices'])} of {node} {'are' if len(holder['devices']) > 1 else 'is'} leased to run "
+        f"{holder['run_id']} {_until(holder)}"
+        for holder in holders
+    ]
+    return Busy("; ".join(lines) + "; try again when that has ended (`qwen-pipeline status` shows it)")
+
+
+def _until(holder: dict[str, Any]) -> str:
+    when = f"{holder['expires_at']:%Y-%m-%d %H:%M:%S} UTC"
+    if holder["state"] == "abandoned":
+        return "(abandoned; `qwen-pipeline reap` frees it)"
+    if holder["expired"]:
+        return f"(expired at {when}, not released yet; `qwen-pipeline reap` frees it)"
+    return f"until {when}"
+
+
+def _lease(row: dict[str, Any]) -> Lease:
+    return Lease(**{**row, "devices": tuple(row["devices"])})

@@ -40,6 +40,9 @@ class Convert(_Part):
     """`awq`: 4-bit weights. `fp8`: 8-bit floats, activations scaled per token. `none`: as downloaded."""
     group_size: Literal[32, 64, 128] = 128
     """Weights that share one scale (awq only); must divide the input size of every layer."""
+    calibration: str | None = Field(default=None, min_length=1, examples=["/data/calibration.jsonl"])
+    """Texts that awq measures activations on: a .jsonl or .parquet file with a column `text`, or a .txt file;
+    best like the prompts to come. null: the documentation texts that ship with Python."""
 
 
 class MigLayout(_Part):

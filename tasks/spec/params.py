@@ -3,6 +3,7 @@
 Airflow checks every Param against its own schema, so references are written out in place.
 """
 
+from functools import cache
 from typing import Any
 
 from tasks.spec.model import RunSpec
@@ -20,8 +21,9 @@ _ONLY_AN_EXAMPLE: dict[str, Any] = {
 """Fields without a default still need a first value in the form."""
 
 
+@cache
 def json_schema() -> dict[str, Any]:
-    """The schema of the whole document, references written out."""
+    """The schema of the whole document, references written out. Shared: do not change it."""
     schema = RunSpec.model_json_schema(by_alias=True)
     definitions = schema.pop("$defs", {})
     written_out = _write_out(schema, definitions)

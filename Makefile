@@ -1,0 +1,33 @@
+# `make demo` runs the whole pipeline here, `make test` all tests. Both make the environments first.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+
+MODEL ?= smollm2-135m
+SCHEME ?= awq
+KEEP ?=
+
+.PHONY: setup lock lint test bench demo down
+
+setup:                 ## the environments, as their locks say; nothing to do in under a second
+	@$(PYTHON) environments/setup.py
+
+lock:                  ## resolves the locks again; make lock UPGRADE=1 takes the newest versions
+	@$(PYTHON) environments/setup.py lock $(if $(UPGRADE),--upgrade)
+
+lint: setup            ## style, types, direction of dependencies, SQL
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports --no-cache
+	.venv/bin/sqlfluff lint --disable-progress-bar sql
+
+test: setup            ## make test ARGS="tests/ledger -k claim" runs some
+	.venv/bin/pytest $(ARGS)
+
+bench: setup
+	.venv/bin/python -m benchmarks
+
+demo: setup            ## MODEL=smollm2-135m|tiny-qwen3.5|Qwen/Qwen3.5-0.8B SCHEME=awq|fp8|none KEEP=1
+	@.venv/bin/python -m demo up --model "$(MODEL)" --scheme "$(SCHEME)" $(if $(KEEP),--keep)
+
+down:                  ## ends what `make demo KEEP=1` left running
+	@.venv/bin/python -m demo down

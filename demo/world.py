@@ -1,0 +1,156 @@
+"""Where the demo keeps what it makes, and the run spec it asks for."""
+
+import secrets
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from demo.airflow_services import Airflow
+from demo.children import Children, write_private
+from demo.postgres import Cluster
+from tasks.errors import InputError
+from tasks.settings import Settings
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+LOCAL_MODELS = {
+    "smollm2": "local/smollm2-135m-instruct-qwen2",
+    "tiny-qwen3.5": "local/tiny-qwen3.5",
+}
+"""Models that are built here, and the repository names under which the local hub offers them."""
+
+SCHEMES = ("awq", "fp8", "none")
+
+
+@dataclass(frozen=True)
+class World:
+    """One demo: everything it keeps is below `home`."""
+
+    home: Path
+    model: str = "smollm2"
+    scheme: str = "awq"
+    hub_url: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.scheme not in SCHEMES:
+            raise InputError(f"SCHEME={self.scheme} is not known; one of {', '.join(SCHEMES)}")
+        if self.model not in LOCAL_MODELS and "/" not in self.model:
+            raise InputError(
+                f"MODEL={self.model} is not known; one of {', '.join(LOCAL_MODELS)}, or a repository on the hub as "
+                f"Qwen/Qwen3.5-0.8B"
+            )
+
+    @property
+    def deployment(self) -> str:
+        """The mark of all processes of this demo."""
+        return f"demo-{sha256(str(self.home).encode()).hexdigest()[:8]}"
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the model is built here, rather than fetched from the real hub."""
+        return self.model in LOCAL_MODELS
+
+    @property
+    def repo(self) -> str:
+        """The repository that the run spec names."""
+        return LOCAL_MODELS.get(self.model, self.model)
+
+    @property
+    def hub_root(self) -> Path:
+        """The local hub's repositories: one folder each, `owner/name`."""
+        return self.home / "hub"
+
+    @property
+    def prompts(self) -> Path:
+        """Holds prompts.parquet and prompts.jsonl."""
+        return self.home / "prompts"
+
+    @property
+    def answers(self) -> Path:
+        """Where the run publishes; one folder per model and scheme, so that they can be compared."""
+        return self.home / "answers" / f"{self.model.replace('/', '--')}-{self.scheme}"
+
+    @property
+    def pipeline(self) -> Path:
+        """The pipeline's own home: releases, locks, logs."""
+        return self.home / "pipeline"
+
+    @cached_property
+    def children(self) -> Children:
+        """The long-lived processes: database, Airflow's services, the hub."""
+        return Children(self.home / "children", self.deployment)
+
+    @cached_property
+    def cluster(self) -> Cluster:
+        """The database server."""
+        return Cluster(self.home / "postgres", self.children)
+
+    def airflow(self) -> Airflow:
+        """Airflow's services; the database must run."""
+        return Airflow(
+            self.home / "airflow",
+            self.children,
+            database_url=self.cluster.url("airflow"),
+            dags=REPOSITORY / "dags",
+            plugins=REPOSITORY / "plugins",
+            environment=self.environment(),
+        )
+
+    def environment(self) -> dict[str, str]:
+        """The pipeline's settings, as Airflow's tasks and the command line get them; no secret among them."""
+        variables = {
+            "QWEN_PIPELINE_HOME": str(self.pipeline),
+            "QWEN_PIPELINE_DEPLOYMENT": self.deployment,
+            "QWEN_PIPELINE_LEDGER_URL_FILE": str(self._ledger_url_file),
+            "AIRFLOW_CONN_SPARK_DEFAULT": '{"conn_type": "spark", "host": "local[2]"}',
+        }
+        return variables | ({"HF_ENDPOINT": self.hub_url} if self.hub_url else {})
+
+    def settings(self) -> Settings:
+        """The same settings for this process."""
+        return Settings(
+            home=self.pipeline,
+            deployment=self.deployment,
+            ledger_url_file=self._ledger_url_file,
+            node="local",
+        )
+
+    def write_secrets(self) -> None:
+        """The files that the settings name; the database must run."""
+        secret = self.pipeline / "secret"
+        if not secret.exists():
+            write_private(secret, secrets.token_hex(32))
+        write_private(self._ledger_url_file, self.cluster.url("ledger"))
+
+    def spec(self) -> dict[str, Any]:
+        """The run spec, as REST's conf."""
+        return {
+            "version": 1,
+            "tenant": "demo",
+            "model": {"repo": self.repo, "revision": "main"},
+            "convert": {"scheme": self.scheme, "group_size": 64},
+            "node": "local",
+            "layout": {"cpu": 2},
+            "serving": {
+                "max_model_len": 2048,
+                "max_num_seqs": 32,
+                "max_num_batched_tokens": 2048,
+                "dtype": "bfloat16",
+                "kv_cache_memory_mb": 512,
+                "enforce_eager": True,
+            },
+            "batch": {
+                "input": str(self.prompts / "prompts.parquet"),
+                "output": str(self.answers),
+                "id": "row_id",
+                "prompt": "prompt",
+                "sampling": {"max_tokens": 48, "temperature": 0.0},
+            },
+            "limits": {"deadline": "1h", "max_row_error_rate": 0.02, "partial": False},
+        }
+
+    @property
+    def _ledger_url_file(self) -> Path:
+        return self.pipeline / "ledger-url"

@@ -1,0 +1,74 @@
+"""The pipeline's page in the Airflow UI: the newest runs with their stages, from the ledger.
+
+Plugin apps are open to everybody unless they say otherwise, so every route asks for the right to see plugins.
+"""
+
+from html import escape
+from typing import Any
+
+from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
+from airflow.api_fastapi.core_api.security import requires_access_view
+from airflow.plugins_manager import AirflowPlugin
+from fastapi import Depends, FastAPI
+from fastapi.responses import HTMLResponse
+
+_PREFIX = "/qwen-pipeline"
+_STYLE = """
+body { font: 14px system-ui, sans-serif; margin: 1.5rem; color: #1f2430; background: #fff; }
+h2 { font-size: 1rem; margin: 1.5rem 0 .4rem; } table { border-collapse: collapse; width: 100%; }
+th, td { text-align: left; padding: .3rem .8rem .3rem 0; border-bottom: 1px solid #e3e6ec; vertical-align: top; }
+th { color: #667; font-weight: 500; } .failed, .fenced { color: #b3261e; } .done { color: #1b7f3b; } .dim { color: #778; }
+@media (prefers-color-scheme: dark) { body { color: #e4e6eb; background: #16181d; } th, td { border-color: #30343d; } }
+"""
+
+app = FastAPI(title="qwen pipeline", dependencies=[Depends(requires_access_view(AccessView.PLUGINS))])
+
+
+@app.get("/", response_class=HTMLResponse)
+def page() -> str:
+    """The newest runs, newest first."""
+    from tasks import settings
+    from tasks.cli.status import stages_of
+    from tasks.errors import StageError
+    from tasks.ledger import Ledger
+
+    deployment = settings.current()
+    try:
+        with Ledger(deployment.database_url(), deployment.sql, patience_s=2.0) as ledger:
+            with ledger.transaction() as connection:
+                runs = list(ledger.queries.newest_runs(connection, limit=10))
+            sections = [_run(run, stages_of(ledger, run["run_id"])) for run in runs]
+    except StageError as error:
+        sections = [f"<p class=failed>{escape(str(error))}</p>"]
+    body = "".join(sections) or "<p class=dim>No run has been started yet: trigger the DAG qwen_batch.</p>"
+    return f"<!doctype html><title>Pipeline</title><style>{_STYLE}</style>{body}"
+
+
+def _run(run: dict[str, Any], stages: list[dict[str, Any]]) -> str:
+    rows = "".join(_stage(stage) for stage in stages)
+    state = run["verdict"] or "open"
+    return (
+        f"<h2>{escape(run['run_id'])} <span class={state}>{state}</span> "
+        f"<span class=dim>{escape(run['tenant'])} on {escape(run['node'])}, "
+        f"started {run['started_at']:%Y-%m-%d %H:%M} UTC</span></h2>"
+        f"<table><tr><th>stage<th>state<th>seconds<th>progress<th>what was found</tr>{rows}</table>"
+    )
+
+
+def _stage(stage: dict[str, Any]) -> str:
+    state = stage["outcome"] or "working"
+    ended = stage["ended_at"]
+    seconds = f"{(ended - stage['claimed_at']).total_seconds():.1f}" if ended else ""
+    progress = f"{stage['done']:,}/{stage['total']:,} {stage['unit']}" if stage["done"] is not None else ""
+    cells = (stage["stage"], state, seconds, progress, stage["message"] or "")
+    return f"<tr class={'failed' if state in ('failed', 'fenced') else ''}><td>" + "<td>".join(map(escape, cells))
+
+
+class PipelinePlugin(AirflowPlugin):
+    """Puts the page into the navigation."""
+
+    name = "qwen_pipeline"
+    fastapi_apps = [{"app": app, "url_prefix": _PREFIX, "name": "qwen pipeline"}]
+    external_views = [
+        {"name": "Pipeline", "href": f"{_PREFIX}/", "url_route": "qwen-pipeline", "destination": "nav"}
+    ]

@@ -1,0 +1,106 @@
+-- name: insert_batch!
+insert into batch (batch_id, identity, rows)
+values (:batch_id, :identity, :rows)
+on conflict (batch_id) do nothing;
+
+-- name: is_batch_known$
+select exists(
+    select 1
+    from batch
+    where batch_id = :batch_id
+);
+
+-- name: lock_batch^
+-- The batch's row is the lock under which its writer changes.
+select batch_id
+from batch
+where batch_id = :batch_id
+for update;
+
+-- name: writer_of_batch^
+-- Whose live claim writes to the batch; no row when nobody's does. The claim of a closed run is over.
+select
+    claim.run_id,
+    claim.epoch,
+    claim.stage,
+    claim.host,
+    claim.boot_id,
+    claim.pid,
+    claim.start_ticks
+from batch
+inner join claim on batch.writer_run_id = claim.run_id and batch.writer_epoch = claim.epoch
+inner join run on claim.run_id = run.run_id
+where
+    batch.batch_id = :batch_id
+    and claim.ended_at is null
+    and run.closed_at is null;
+
+-- name: set_writer_of_batch!
+update batch
+set
+    writer_run_id = :run_id,
+    writer_epoch = :epoch
+where batch_id = :batch_id;
+
+-- name: register_segment!
+-- Registers once more what has grown; a range never shrinks.
+insert into segment (batch_id, path, run_id, epoch, start_byte, stop_byte, rows)
+values (:batch_id, :path, :run_id, :epoch, :start_byte, :stop_byte, :rows)
+on conflict (batch_id, path, run_id, epoch) do update
+set
+    stop_byte = excluded.stop_byte,
+    rows = excluded.rows,
+    last_registered_at = clock_timestamp()
+where segment.stop_byte < excluded.stop_byte;
+
+-- name: segments_of_batch
+-- In the order of commits.
+select
+    path,
+    start_byte,
+    stop_byte,
+    rows
+from segment
+where batch_id = :batch_id
+order by position;
+
+-- name: pace_of_claim^
+-- Rows that were registered under one claim, and the seconds from its beginning to the last of them.
+select
+    coalesce(sum(segment.rows), 0)::bigint as rows,
+    extract(epoch from max(segment.last_registered_at) - min(claim.claimed_at))::double precision as seconds
+from segment
+inner join claim on segment.run_id = claim.run_id and segment.epoch = claim.epoch
+where
+    segment.batch_id = :batch_id
+    and segment.run_id = :run_id
+    and segment.epoch = :epoch;
+
+-- name: insert_publication!
+insert into publication (
+    batch_id, output, version, run_id, epoch, answered, failed, not_started
+)
+values (
+    :batch_id, :output, :version, :run_id, :epoch, :answered, :failed, :not_started
+)
+on conflict (batch_id, output, version) do nothing;
+
+-- name: batches_past_retention
+-- Complete, published long ago, and nobody writes to them: their segments may go.
+select distinct segment.batch_id
+from segment
+inner join publication on segment.batch_id = publication.batch_id
+inner join batch on segment.batch_id = batch.batch_id
+left join claim on batch.writer_run_id = claim.run_id and batch.writer_epoch = claim.epoch
+where
+    publication.not_started = 0
+    and (claim.epoch is null or claim.ended_at is not null)
+group by segment.batch_id
+having
+    max(publication.published_at)
+    < clock_timestamp() - make_interval(secs => :retention_s);
+
+-- name: delete_segments_of_batch
+delete from segment
+where batch_id = :batch_id
+returning path;

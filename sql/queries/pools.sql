@@ -1,0 +1,166 @@
+-- name: intend_pool!
+insert into pool (pool_id, run_id, node, lease_id, release_id, release_path, slots)
+values (:pool_id, :run_id, :node, :lease_id, :release_id, :release_path, :slots);
+
+-- name: pool_started!
+-- Written by the keeper itself, once its registry answers.
+update pool
+set
+    registry = :registry,
+    host = :host,
+    boot_id = :boot_id,
+    pid = :pid,
+    start_ticks = :start_ticks,
+    started_at = clock_timestamp()
+where pool_id = :pool_id;
+
+-- name: end_pool!
+update pool
+set
+    ended_at = clock_timestamp(),
+    reason = :reason
+where pool_id = :pool_id and ended_at is null;
+
+-- name: pool_by_id^
+select
+    pool_id,
+    run_id,
+    node,
+    lease_id,
+    release_id,
+    release_path,
+    slots,
+    registry,
+    host,
+    boot_id,
+    pid,
+    start_ticks,
+    ended_at,
+    reason
+from pool
+where pool_id = :pool_id;
+
+-- name: open_pool_of_run^
+-- At most one row: the partial unique index one_open_pool_per_run says so.
+select
+    pool_id,
+    run_id,
+    node,
+    lease_id,
+    release_id,
+    release_path,
+    slots,
+    registry,
+    host,
+    boot_id,
+    pid,
+    start_ticks,
+    ended_at,
+    reason
+from pool
+where run_id = :run_id and ended_at is null;
+
+-- name: open_pools_of_node
+select
+    pool_id,
+    run_id,
+    node,
+    lease_id,
+    release_id,
+    release_path,
+    slots,
+    registry,
+    host,
+    boot_id,
+    pid,
+    start_ticks,
+    ended_at,
+    reason
+from pool
+where node = :node and ended_at is null
+order by intended_at;
+
+-- name: intend_worker!
+insert into pool_worker (pool_id, worker_id, attempt, command, log, ports, state, evidence)
+values (
+    :pool_id,
+    :worker_id,
+    :attempt,
+    :command,
+    :log,
+    int4range(:first_port, :end_port),
+    'starting',
+    'about to be started'
+);
+
+-- name: worker_started!
+update pool_worker
+set
+    host = :host,
+    boot_id = :boot_id,
+    pid = :pid,
+    start_ticks = :start_ticks
+where pool_id = :pool_id and worker_id = :worker_id and attempt = :attempt;
+
+-- name: worker_changed!
+with changed as (
+    update pool_worker
+    set
+        state = :state,
+        evidence = :evidence,
+        changed_at = clock_timestamp()
+    where pool_id = :pool_id and worker_id = :worker_id and attempt = :attempt
+    returning pool_id, worker_id, attempt, state, evidence
+)
+
+insert into pool_worker_change (pool_id, worker_id, attempt, state, evidence)
+select
+    pool_id,
+    worker_id,
+    attempt,
+    state,
+    evidence
+from changed;
+
+-- name: workers_of_pool
+-- Every attempt, the newest of each worker last.
+select
+    worker_id,
+    attempt,
+    command,
+    log,
+    lower(ports) as first_port,
+    upper(ports) as end_port,
+    state,
+    evidence,
+    host,
+    boot_id,
+    pid,
+    start_ticks,
+    changed_at
+from pool_worker
+where pool_id = :pool_id
+order by worker_id asc, attempt asc;
+
+-- name: workers_of_run
+-- Every attempt of every pool that the run ever had.
+select
+    pool_worker.pool_id,
+    pool_worker.worker_id,
+    pool_worker.attempt,
+    lower(pool_worker.ports) as first_port,
+    pool_worker.host,
+    pool_worker.boot_id,
+    pool_worker.pid,
+    pool_worker.start_ticks
+from pool_worker
+inner join pool on pool_worker.pool_id = pool.pool_id
+where pool.run_id = :run_id
+order by pool.intended_at asc, pool_worker.worker_id asc, pool_worker.attempt asc;
+
+-- name: run_is_open$
+select exists(
+    select 1
+    from run
+    where run_id = :run_id and closed_at is null
+);

@@ -1,0 +1,128 @@
+"""What the ledger knows about batches: who writes to one, which bytes of which segments count, what is published.
+
+Every write is under a claim; see `tasks.ledger.claims`.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from psycopg.types.json import Jsonb
+
+from tasks.ledger import Claim, Ledger
+from tasks.node.processes import Process
+
+
+@dataclass(frozen=True)
+class Range:
+    """Bytes of a segment, from one record's beginning to another's end, and how many records that is."""
+
+    path: Path
+    start: int
+    stop: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Whose claim writes to a batch now."""
+
+    run_id: str
+    stage: str
+    process: Process
+
+
+def record(claim: Claim, batch_id: str, identity: dict[str, Any], rows: int) -> None:
+    """Make the batch known; one that is known stays as it is."""
+    with claim.writing() as connection:
+        claim.ledger.queries.insert_batch(
+            connection, batch_id=batch_id, identity=Jsonb(identity), rows=rows
+        )
+
+
+def is_known(ledger: Ledger, batch_id: str) -> bool:
+    """Whether the batch was recorded."""
+    with ledger.transaction() as connection:
+        return bool(ledger.queries.is_batch_known(connection, batch_id=batch_id))
+
+
+def become_writer(claim: Claim, batch_id: str) -> Writer | None:
+    """Let `claim` write to the batch, unless another run's live claim does: then says whose, and changes nothing.
+
+    The same run's older claim has ended already or ends by itself: its stage was claimed anew.
+    """
+    with claim.writing() as connection:
+        queries = claim.ledger.queries
+        queries.lock_batch(connection, batch_id=batch_id)
+        found = queries.writer_of_batch(connection, batch_id=batch_id)
+        mine = found is not None and (found["run_id"], found["epoch"]) == (claim.run_id, claim.epoch)
+        if found is not None and not mine:
+            process = Process(found["pid"], found["start_ticks"], found["boot_id"], found["host"])
+            return Writer(found["run_id"], found["stage"], process)
+        queries.set_writer_of_batch(connection, batch_id=batch_id, run_id=claim.run_id, epoch=claim.epoch)
+    return None
+
+
+def register(claim: Claim, batch_id: str, ranges: Iterable[Range]) -> None:
+    """From now on these bytes count."""
+    with claim.writing() as connection:
+        for one in ranges:
+            claim.ledger.queries.register_segment(
+                connection,
+                batch_id=batch_id,
+                path=str(one.path),
+                run_id=claim.run_id,
+                epoch=claim.epoch,
+                start_byte=one.start,
+                stop_byte=one.stop,
+                rows=one.rows,
+            )
+
+
+def registered(ledger: Ledger, batch_id: str) -> list[Range]:
+    """What counts, in the order of commits."""
+    with ledger.transaction() as connection:
+        rows = list(ledger.queries.segments_of_batch(connection, batch_id=batch_id))
+    return [Range(Path(row["path"]), row["start_byte"], row["stop_byte"], row["rows"]) for row in rows]
+
+
+def pace(claim: Claim, batch_id: str) -> tuple[int, float]:
+    """Rows registered under the claim, and the seconds from its beginning to the last of them."""
+    with claim.ledger.transaction() as connection:
+        row = claim.ledger.queries.pace_of_claim(
+            connection, batch_id=batch_id, run_id=claim.run_id, epoch=claim.epoch
+        )
+    return int(row["rows"]), float(row["seconds"] or 0.0)
+
+
+def record_publication(
+    claim: Claim, batch_id: str, output: Path, version: str, *, answered: int, failed: int, not_started: int
+) -> None:
+    """Remember that this version is what readers of `output` see."""
+    with claim.writing() as connection:
+        claim.ledger.queries.insert_publication(
+            connection,
+            batch_id=batch_id,
+            output=str(output),
+            version=version,
+            run_id=claim.run_id,
+            epoch=claim.epoch,
+            answered=answered,
+            failed=failed,
+            not_started=not_started,
+        )
+
+
+def past_retention(ledger: Ledger, retention_s: float) -> list[str]:
+    """Batches whose segments are kept no longer."""
+    with ledger.transaction() as connection:
+        rows = list(ledger.queries.batches_past_retention(connection, retention_s=retention_s))
+    return [row["batch_id"] for row in rows]
+
+
+def forget_segments(claim: Claim, batch_id: str) -> list[Path]:
+    """These segments count no longer; returns their files, which may then be removed."""
+    with claim.writing() as connection:
+        rows = list(claim.ledger.queries.delete_segments_of_batch(connection, batch_id=batch_id))
+    return sorted({Path(row["path"]) for row in rows})

@@ -1,0 +1,128 @@
+"""prepare: read the input once, all of it, before a device is taken.
+
+Ids are unique and present, tokens are counted, and what is already answered is known: so `provision` and `start`
+can tell that no row is left to do, and bad input costs no GPU.
+
+Memory: one part of the input (50,000 rows), all ids, and what `rows` holds for finished rows.
+"""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tasks.batch import in_ledger, input, prepared, rows, segments
+from tasks.batch.prompts import TokenCounter
+from tasks.contract import Context, Outcome
+from tasks.errors import StageFailed
+from tasks.ledger.claims import facts_of
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which batch the spec means, and what is missing of it."""
+
+    identity: dict[str, Any]
+    folder: Path
+    description: input.InputDescription
+    missing: str | None
+    """What of the prepared batch is to be written, for a person; None when it is all there."""
+    is_known: bool
+    """Whether the ledger has the batch."""
+    unregistered_rows: int
+    """Finished rows that a killed attempt left unregistered."""
+
+    @property
+    def satisfied(self) -> bool:
+        """Whether the batch is prepared, known, and everything finished is registered."""
+        return self.missing is None and self.is_known and not self.unregistered_rows
+
+    @property
+    def reason(self) -> str:
+        """For a person."""
+        if self.missing is not None:
+            return f"the input is to be read: {self.missing}"
+        if not self.is_known:
+            return "the batch is prepared, but the ledger does not know it"
+        if self.unregistered_rows:
+            return f"a killed attempt left {self.unregistered_rows} finished rows that are to be registered"
+        return f"batch {self.folder.name} is prepared and its input has not changed"
+
+
+def plan(context: Context) -> Plan:
+    """Compare the input with what is prepared.
+
+    Raises:
+        InputError: the input or one of its columns does not exist.
+    """
+    spec, ledger = context.run.spec, context.claim.ledger
+    description = input.check(spec.batch)
+    identity = prepared.identity_of(spec, description, context.run.pins["release_id"])
+    batch_id = prepared.batch_id_of(identity)
+    folder = prepared.folder_of(spec.batch.output, batch_id)
+    found = prepared.find(folder)
+    if found is None:
+        missing = "this batch was not prepared before"
+    else:
+        bad = prepared.damaged(found)
+        missing = f"{', '.join(bad)} missing or changed" if bad else None
+    is_known = in_ledger.is_known(ledger, batch_id)
+    left = rows.unregistered(ledger, found) if found is not None else []
+    return Plan(identity, folder, description, missing, is_known, sum(one.rows for one in left))
+
+
+def apply(plan: Plan, context: Context) -> None:
+    """Read and write the batch, make it known, take over what killed attempts left."""
+    claim, batch = context.claim, context.run.spec.batch
+    if plan.missing is not None:
+        counter = TokenCounter.of_model(_model_folder(context))
+        prefix = segments.attempt_prefix(claim.run_id, 0).removesuffix("e0-")
+        for abandoned in plan.folder.glob(f"prepared-{prefix}*"):
+            shutil.rmtree(abandoned, ignore_errors=True)
+        prepared.write(
+            plan.folder,
+            plan.identity,
+            input.read(batch, plan.description),
+            batch,
+            counter,
+            f"{prefix}{claim.epoch}",
+        )
+    found = prepared.load(plan.folder)
+    in_ledger.record(claim, found.batch_id, plan.identity, found.rows)
+    # A live writer registers its own segments; nothing is left to take over then.
+    if in_ledger.become_writer(claim, found.batch_id) is None:
+        rows.adopt(claim, found)
+
+
+def verify(context: Context) -> Outcome:
+    """Read what was written, and count what is still to do."""
+    spec = context.run.spec
+    again = plan(context)
+    found = prepared.find(again.folder)
+    if found is None or again.missing is not None or not again.is_known:
+        raise StageFailed(f"the batch is not prepared: {again.reason}; did somebody change {again.folder}?")
+    answers = rows.answers_of(context.claim.ledger, found.batch_id, Path(spec.batch.output).absolute())
+    counted = rows.survey(found, answers, spec)
+    facts = {
+        "batch_id": found.batch_id,
+        "folder": str(found.folder),
+        "rows": counted.rows,
+        "answered": counted.answered,
+        "failed": counted.failed,
+        "to_do": counted.to_do,
+        "prompt_tokens": found.manifest["prompt_tokens"],
+        "longest_prompt_tokens": found.manifest["longest_prompt_tokens"],
+    }
+    message = (
+        f"{counted.rows} rows, {found.manifest['prompt_tokens']} prompt tokens (longest "
+        f"{found.manifest['longest_prompt_tokens']}); {counted.answered} answered, {counted.failed} failed, "
+        f"{counted.to_do} to do"
+    )
+    return Outcome(message, facts)
+
+
+def _model_folder(context: Context) -> Path:
+    facts = facts_of(context.claim.ledger, context.run.run_id, "download")
+    if facts is None:
+        raise StageFailed("the model's tokenizer is not on disk: run the stage download first")
+    return Path(facts["path"])

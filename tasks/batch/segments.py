@@ -1,0 +1,136 @@
+"""Segments: append-only files of finished rows.
+
+A line is `crc32 SP json LF`: the checksum as 8 hex digits, then the result. Keeps:
+- a file has one writer for ever: its name is unique to the attempt;
+- what `flush` returned for is on disk;
+- a reader takes whole records only and stops at the first bad one, so a torn write, a truncated file or a flipped
+  bit costs the rows from there on (they are asked again) and never makes a wrong answer.
+"""
+
+import os
+import threading
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from types import TracebackType
+from uuid import uuid4
+from zlib import crc32
+
+from tasks.batch.records import Result
+
+SUFFIX = ".seg"
+
+_HEAD = len("00000000 ")
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """A whole record and where it lies."""
+
+    offset: int
+    length: int
+    """Of the line, in bytes, with its line break."""
+    document: bytes
+
+    @property
+    def end(self) -> int:
+        """Where the next record begins."""
+        return self.offset + self.length
+
+
+class SegmentWriter:
+    """Writes one segment. `append` from one thread; `flush` from any."""
+
+    def __init__(self, folder: Path, attempt: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / f"{attempt}-{uuid4().hex}{SUFFIX}"
+        self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+        self._pending: deque[bytes] = deque()
+        self._lock = threading.Lock()
+
+    def append(self, result: Result) -> None:
+        """Take a result; it is durable after the next `flush`."""
+        self._pending.append(line_of(result.to_json()))
+
+    def flush(self) -> None:
+        """Bring what was appended to disk.
+
+        Raises:
+            OSError: the disk is full or gone; the rows since the last flush are not kept.
+        """
+        with self._lock:
+            # A deque, taken from one by one, because `append` may run meanwhile.
+            data = memoryview(b"".join(self._pending.popleft() for _ in range(len(self._pending))))
+            if not data:
+                return
+            while data:
+                data = data[os.write(self._file, data) :]
+            os.fdatasync(self._file)
+
+    def close(self) -> None:
+        """Flush, and end the segment."""
+        self.flush()
+        os.close(self._file)
+
+    def __enter__(self) -> "SegmentWriter":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def attempt_prefix(run_id: str, epoch: int) -> str:
+    """How the names of all segments written under one claim begin; a run id may hold what a name may not."""
+    return f"{sha256(run_id.encode()).hexdigest()[:10]}-e{epoch}-"
+
+
+def line_of(document: bytes) -> bytes:
+    """The line that holds `document`."""
+    return b"%08x %b\n" % (crc32(document), document)
+
+
+def records(path: Path, start: int = 0, stop: int | None = None) -> Iterator[Located]:
+    """The whole records that lie between the bytes `start` and `stop`, up to the first bad one.
+
+    A file that is gone has none.
+    """
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return
+    with file:
+        file.seek(start)
+        offset = start
+        while stop is None or offset < stop:
+            line = file.readline() if stop is None else file.readline(stop - offset)
+            document = _document(line)
+            if document is None:
+                return
+            yield Located(offset, len(line), document)
+            offset += len(line)
+
+
+def read_at(file: int, offset: int, length: int) -> Result:
+    """The record at a known place of an open file.
+
+    Raises:
+        ValueError: it is not there any more.
+    """
+    document = _document(os.pread(file, length, offset))
+    if document is None:
+        raise ValueError(f"no whole record at byte {offset}")
+    return Result.from_json(document)
+
+
+def _document(line: bytes) -> bytes | None:
+    if len(line) <= _HEAD or line[-1:] != b"\n":
+        return None
+    document = line[_HEAD:-1]
+    return document if line[:_HEAD] == b"%08x " % crc32(document) else None

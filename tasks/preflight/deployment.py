@@ -1,0 +1,190 @@
+"""Checks of the deployment: environments, Java, disk, ports, secret, ledger, driver. An operator mends these."""
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+from tasks.contract import Context
+from tasks.errors import StageError, StageFailed
+from tasks.gpu import inventory
+from tasks.ledger.migrations import pending
+from tasks.preflight.check import Check, look
+from tasks.preflight.layout import workers
+from tasks.settings import Settings
+from tasks.spec import CpuLayout
+
+_GIB = 1 << 30
+
+_ROOM_FOR_A_MODEL = 2.2
+"""Bytes on disk over bytes of the repository: the download, a release of at most the same size, a bit of staging."""
+
+_OLDEST_JAVA = 17
+"""Spark 4 does not start with an older one."""
+
+
+def deployment_checks(context: Context) -> list[Check]:
+    """All of them."""
+    settings = context.settings
+    checks = [
+        look("environments", "the interpreters of make setup", lambda: _interpreters(settings)),
+        look("java", f"version {_OLDEST_JAVA} or later, for Spark", lambda: _java(settings)),
+        look("secret", "a file of mode 0600", lambda: _secret(settings)),
+        look("ledger", "every migration applied", lambda: _schema(settings)),
+        look("disk", "room for the download and the release", lambda: _disk(context)),
+        look(
+            "ports",
+            f"free ones in {settings.port_range[0]}-{settings.port_range[1]}",
+            lambda: _ports(context),
+        ),
+    ]
+    if not isinstance(context.run.spec.layout, CpuLayout):
+        checks.append(
+            look("driver", "a CUDA that the serving environment's torch can use", lambda: _cuda(settings))
+        )
+    return checks
+
+
+def _interpreters(settings: Settings) -> str:
+    found = {
+        "QWEN_PIPELINE_PYTHON_CONVERT": settings.python_convert,
+        "QWEN_PIPELINE_PYTHON_SERVING": settings.python_serving,
+        "QWEN_PIPELINE_PYTHON_SPARK": settings.python_spark,
+    }
+    missing = [f"{path} ({name})" for name, path in found.items() if not os.access(path, os.X_OK)]
+    if missing:
+        raise StageFailed(f"no interpreter at {', '.join(missing)}: run `make setup`, or set the path")
+    return "all there"
+
+
+def _java(settings: Settings) -> str:
+    home = settings.java_home or (Path(os.environ["JAVA_HOME"]) if os.environ.get("JAVA_HOME") else None)
+    command = shutil.which("java", path=str(home / "bin")) if home else shutil.which("java")
+    if command is None:
+        place = f"in {home}/bin" if home else "on the PATH"
+        raise StageFailed(
+            f"there is none {place}: install openjdk-{_OLDEST_JAVA}-jre-headless, or set JAVA_HOME"
+        )
+    said = subprocess.run(
+        [command, "-version"], capture_output=True, text=True, timeout=60, check=False
+    ).stderr
+    version = re.search(r'version "(\d+)', said)
+    if version is None or int(version[1]) < _OLDEST_JAVA:
+        raise StageFailed(
+            f"{command} says {said.splitlines()[0] if said else 'nothing'!r}; Spark needs {_OLDEST_JAVA} or later: "
+            f"install it and set QWEN_PIPELINE_JAVA_HOME"
+        )
+    return f"{command}, version {version[1]}"
+
+
+def _secret(settings: Settings) -> str:
+    return f"{len(settings.secret())} bytes"
+
+
+def _schema(settings: Settings) -> str:
+    missing = pending(settings.database_url(), settings.sql / "migrations")
+    if missing:
+        raise StageFailed(f"{', '.join(missing)} not applied: run `qwen-pipeline migrate`")
+    return "up to date"
+
+
+def _disk(context: Context) -> str:
+    store = context.settings.store
+    there = next(folder for folder in (store, *store.parents) if folder.exists())
+    free = shutil.disk_usage(there).free
+    size = _model_bytes(context)
+    if size is None:
+        return f"{free / _GIB:.1f} GiB free; the hub does not say how large the model is"
+    pins = context.run.pins
+    kept = (
+        store / "downloads" / context.run.spec.model.repo.replace("/", "--") / str(pins.get("commit")),
+        store / "releases" / str(pins.get("release_id")),
+    )
+    wanted = max(0, int(size * _ROOM_FOR_A_MODEL) - sum(_folder_bytes(folder) for folder in kept))
+    if free < wanted:
+        raise StageFailed(
+            f"{free / _GIB:.1f} GiB are free in {there}, and {wanted / _GIB:.1f} GiB are wanted for a model of "
+            f"{size / _GIB:.1f} GiB: make room, or move QWEN_PIPELINE_HOME"
+        )
+    return f"{free / _GIB:.1f} GiB free, {wanted / _GIB:.1f} GiB wanted"
+
+
+def _model_bytes(context: Context) -> int | None:
+    """Size of the pinned repository; None when the hub is not asked or does not answer."""
+    settings = context.settings
+    if settings.hub_offline:
+        return None
+    from huggingface_hub import HfApi
+
+    token = settings.hub_token.get_secret_value() if settings.hub_token else None
+    model = context.run.spec.model
+    try:
+        info = HfApi(endpoint=settings.hub_endpoint, token=token).model_info(
+            model.repo,
+            revision=str(context.run.pins.get("commit") or model.revision),
+            files_metadata=True,
+            timeout=10.0,
+        )
+    except Exception:
+        # Only an estimate hangs on it, and `download` says what is wrong with the hub.
+        return None
+    return sum(file.size or 0 for file in info.siblings or [])
+
+
+def _folder_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def _ports(context: Context) -> str:
+    settings = context.settings
+    first, last = settings.port_range
+    try:
+        wanted = workers(context) * settings.ports_per_worker + 1  # one for the keeper
+    except StageError:
+        return "not known, because the layout does not fit"
+    free = sum(_is_free(settings.serve_host, port) for port in range(first, last + 1))
+    if free < wanted:
+        raise StageFailed(
+            f"{free} of {first}-{last} are free, and {wanted} are wanted: widen QWEN_PIPELINE_PORT_RANGE, or end "
+            f"what uses them"
+        )
+    return f"{free} free, {wanted} wanted"
+
+
+def _is_free(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        # As servers do: connections in TIME_WAIT do not count, a listener does.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def _cuda(settings: Settings) -> str:
+    there = inventory.read(settings)
+    if there.cuda_version is None:
+        return there.why  # the layout's own check says what that means
+    torch = _torch_version(settings.python_serving)
+    build = re.search(r"\+cu(\d+)(\d)$", torch)
+    if torch.endswith("+cpu"):
+        raise StageFailed(f"the serving environment's torch {torch} is for CPU, and the layout asks for GPUs")
+    if build is not None and int(build[1]) > there.cuda_version[0]:
+        raise StageFailed(
+            f"the serving environment's torch {torch} needs CUDA {build[1]}, and driver {there.driver_version} runs "
+            f"up to {there.cuda_version[0]}.{there.cuda_version[1]}: update the driver"
+        )
+    return f"driver {there.driver_version}, torch {torch}"
+
+
+def _torch_version(python: Path) -> str:
+    """From the environment's metadata: importing torch there costs seconds."""
+    # Not resolved: the interpreter of an environment is a link to one outside it.
+    packages = [str(path) for path in python.parent.parent.glob("lib/python*/site-packages")]
+    for package in metadata.distributions(name="torch", path=packages):
+        return package.version
+    raise StageFailed(f"there is no torch in the serving environment of {python}: run `make setup`")

@@ -1,0 +1,141 @@
+"""Why a worker ended: read from its log, with the few lines that matter and who can help."""
+
+import re
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from tasks.errors import InputError, Remedy, StageError, StageFailed, Unavailable
+
+_TAIL_BYTES = 200_000
+_LINES = 4
+_LINE_LENGTH = 240
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What was wrong with a worker."""
+
+    kind: str
+    remedy: Remedy
+    """RETRY: another start may succeed. USER and OPERATOR: it will not."""
+    message: str
+    """What, why, what to do, and the log lines that say so."""
+
+    def as_error(self) -> StageError:
+        """The same as an error of the stage."""
+        errors: dict[Remedy, type[StageError]] = {Remedy.USER: InputError, Remedy.RETRY: Unavailable}
+        return errors.get(self.remedy, StageFailed)(self.message)
+
+
+@dataclass(frozen=True)
+class _Known:
+    kind: str
+    pattern: re.Pattern[str]
+    remedy: Remedy
+    says: str
+
+
+def _known(kind: str, pattern: str, remedy: Remedy, says: str) -> _Known:
+    return _Known(kind, re.compile(pattern), remedy, says)
+
+
+_KNOWN = (
+    _known(
+        "address in use",
+        r"[Aa]ddress already in use|EADDRINUSE",
+        Remedy.RETRY,
+        "a port of its block was taken by another program",
+    ),
+    _known(
+        "bad flag",
+        r"unrecognized arguments|error: argument |invalid choice:|error: the following arguments",
+        Remedy.USER,
+        "vLLM refused a flag: correct serving.extra_args",
+    ),
+    _known(
+        "unsupported architecture",
+        r"[Mm]odel architectures .* (are|is) not supported|has no vLLM implementation|does not recognize this arch",
+        Remedy.USER,
+        "the installed vLLM cannot serve this architecture: choose another model.repo, or a newer vLLM",
+    ),
+    _known(
+        "out of memory",
+        r"out of memory|OutOfMemoryError|NVML_SUCCESS == r INTERNAL ASSERT|[Cc]annot allocate memory|"
+        r"MemoryError|No available memory for the cache blocks|larger than the (maximum|available)|"
+        r"is less than desired .* memory utilization|not enough memory|DefaultCPUAllocator",
+        Remedy.USER,
+        "the slot has too little memory: lower serving.max_model_len, max_num_seqs or kv_cache_memory_mb, or use "
+        "a larger slot",
+    ),
+    _known(
+        "no kernel",
+        r"no kernel image is available|Illegal instruction|SIGILL|does not support .* compute capability",
+        Remedy.OPERATOR,
+        "the installed vLLM has no code for this processor or GPU",
+    ),
+    _known(
+        "driver too old",
+        r"driver version is insufficient|NVIDIA driver on your system is too old",
+        Remedy.OPERATOR,
+        "the driver is older than the CUDA that the installed torch needs",
+    ),
+    _known(
+        "files missing",
+        r"No such file or directory|FileNotFoundError|Cannot find any model weights|"
+        r"not the path to a directory|is not a local folder|weights were not initialized|SafetensorError|"
+        r"Incomplete metadata|LocalEntryNotFoundError",
+        Remedy.OPERATOR,
+        "a file of the release is missing or broken: run `convert` again, which repairs it",
+    ),
+)
+"""In this order: a traceback of one failure often ends in the words of a later one."""
+
+_LOOKS_BAD = re.compile(r"\b(ERROR|CRITICAL|Error|Exception|Traceback|error:|fatal|Killed)\b")
+
+
+def of_exit(worker_id: str, log: Path, offset: int, status: int) -> Diagnosis:
+    """Why the worker's server ended, whose output is in `log` from `offset` on.
+
+    Args:
+        status: as subprocess reports it: negative for a signal.
+    """
+    if -status in (signal.SIGKILL, signal.SIGTERM):
+        # The log of a healthy server that somebody killed says nothing about that, only about other things.
+        name = signal.Signals(-status).name
+        says = f"{worker_id} was killed by {name}; when nobody did that, it was the kernel, for want of memory"
+        return Diagnosis("killed", Remedy.RETRY, says)
+    how = f"died of {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
+    return of_log(worker_id, log, offset, how)
+
+
+def of_log(worker_id: str, log: Path, offset: int, how: str) -> Diagnosis:
+    """Why the worker failed, by its output in `log` from `offset` on.
+
+    Args:
+        how: what was seen of it, as `was not ready after 600 s`.
+    """
+    lines = _tail(log, offset)
+    for known in _KNOWN:
+        said = [line for line in lines if known.pattern.search(line)]
+        if said:
+            return Diagnosis(known.kind, known.remedy, _message(worker_id, how, known.says, said[:_LINES], log))
+    said = [line for line in lines if _LOOKS_BAD.search(line)] or lines
+    return Diagnosis("unknown", Remedy.RETRY, _message(worker_id, how, "", said[-_LINES:], log))
+
+
+def _message(worker_id: str, how: str, why: str, said: list[str], log: Path) -> str:
+    head = f"{worker_id} {how}" + (f": {why}" if why else "")
+    shown = "".join(f"\n    {line.strip()[:_LINE_LENGTH]}" for line in said)
+    return f"{head}; its log is {log}" + (f" and says:{shown}" if shown else " and says nothing")
+
+
+def _tail(log: Path, offset: int) -> list[str]:
+    try:
+        with log.open("rb") as file:
+            end = file.seek(0, 2)
+            file.seek(max(offset, end - _TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return []
+    return [line for line in text.splitlines() if line.strip()]

@@ -1,0 +1,92 @@
+"""`serving.extra_args`: checked against the flags that the installed vLLM knows.
+
+Importing vllm takes 13 s, so its flags are read once at set-up and kept in a file (`settings.serving_flags`).
+"""
+
+import json
+import logging
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from tasks.errors import InputError
+
+log = logging.getLogger(__name__)
+
+_OURS = {
+    "model": "model.repo and model.revision say which weights",
+    "model-tag": "model.repo and model.revision say which weights",
+    "host": "the setting serve_host says where workers listen",
+    "port": "ports come from the setting port_range",
+    "uds": "clients come over TCP",
+    "grpc": "clients speak HTTP",
+    "api-key": "every pool gets a key of its own",
+    "served-model-name": "a pool serves its release's id",
+    "tensor-parallel-size": "the layout says how many GPUs a worker gets",
+    "max-model-len": "it is the field serving.max_model_len",
+    "max-num-seqs": "it is the field serving.max_num_seqs",
+    "max-num-batched-tokens": "it is the field serving.max_num_batched_tokens",
+    "dtype": "it is the field serving.dtype",
+    "kv-cache-dtype": "it is the field serving.kv_cache_dtype",
+    "kv-cache-memory-bytes": "it is the field serving.kv_cache_memory_mb",
+    "gpu-memory-utilization": "it is the field serving.gpu_memory_utilization",
+    "enable-prefix-caching": "it is the field serving.prefix_caching",
+    "enforce-eager": "it is the field serving.enforce_eager",
+    "config": "the spec is the only source of flags",
+}
+"""Flags that the pipeline sets itself."""
+
+
+def check(extra_args: Mapping[str, Any], known: Path) -> None:
+    """Refuse flags that the installed vLLM does not know, or that the pipeline sets itself.
+
+    Raises:
+        InputError: names every such field, and the nearest flag that exists.
+    """
+    if not extra_args:
+        return
+    flags = _known(known)
+    problems = []
+    for given in extra_args:
+        name = _normal(given)
+        if name in _OURS:
+            problems.append(f"serving.extra_args.{given}: the pipeline sets this one ({_OURS[name]})")
+        elif flags is not None and name not in flags and name.removeprefix("no-") not in flags:
+            nearest = get_close_matches(name, sorted(flags), n=1)
+            hint = f"; did you mean {nearest[0]}?" if nearest else ""
+            problems.append(
+                f"serving.extra_args.{given}: vLLM {version(known)} has no flag --{name}{hint}"
+            )
+    if problems:
+        raise InputError("\n".join(problems))
+
+
+def words(name: str, value: str | int | float | bool) -> list[str]:
+    """One flag as vLLM's parser wants it: a switch has no value, and its opposite is spelt `--no-`."""
+    flag = _normal(name)
+    if value is True:
+        return [f"--{flag}"]
+    if value is False:
+        return [f"--no-{flag}"]
+    return [f"--{flag}", str(value)]
+
+
+def version(known: Path) -> str:
+    """Of the installed vLLM; `unknown` before set-up has read it."""
+    try:
+        return str(json.loads(known.read_text())["version"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return "unknown"
+
+
+def _known(path: Path) -> set[str] | None:
+    try:
+        return {_normal(flag) for flag in json.loads(path.read_text())["flags"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        log.warning("%s is missing or unreadable, so serving.extra_args is not checked; run make setup", path)
+        return None
+
+
+def _normal(flag: str) -> str:
+    return flag.lstrip("-").replace("_", "-")

@@ -1,0 +1,138 @@
+"""How a worker is started: the spec and a slot, as a command line and an environment.
+
+Pure functions. Every size is passed on, never left to vLLM's guess: it guesses from the whole machine, and a
+slot is a part of one.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tasks.node import processes
+from tasks.serving import flags
+from tasks.settings import Settings
+from tasks.spec import Serving
+
+_CPU_KV_CACHE_MB = 256
+"""Where the spec gives no size: vLLM's own choice is half of all memory, for each worker."""
+
+_QUIET_ENDPOINTS = "/health,/metrics"
+"""The keeper asks these every second; their access log would bury what matters."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """What one worker gets, as `provision` handed it on."""
+
+    slot_id: str
+    kind: Literal["cpu", "mig", "gpus"]
+    cores: tuple[int, ...] = ()
+    """Of a `cpu` slot."""
+    uuids: tuple[str, ...] = ()
+    """Of a `gpus` slot, one per tensor-parallel rank; of a `mig` slot, the one device."""
+
+    @classmethod
+    def from_facts(cls, facts: Mapping[str, Any]) -> "Slot":
+        """The slot in `provision`'s facts, or in the ledger's record of a pool."""
+        uuids = [facts["uuid"]] if "uuid" in facts else facts.get("uuids", ())
+        return cls(facts["slot_id"], facts["kind"], tuple(facts.get("cores", ())), tuple(uuids))
+
+    def as_facts(self) -> dict[str, Any]:
+        """The same for the ledger, in one form for all kinds."""
+        return {**asdict(self), "cores": list(self.cores), "uuids": list(self.uuids)}
+
+
+def command(settings: Settings) -> list[str]:
+    """What comes before the flags."""
+    if settings.worker_command:
+        return list(settings.worker_command)
+    python = settings.python_serving
+    # By its interpreter: a script's first line breaks when the path is long or the environment was moved.
+    return [str(python), str(python.parent / "vllm"), "serve"]
+
+
+def arguments(
+    serving: Serving, slot: Slot, *, release_path: Path, release_id: str, host: str, port: int
+) -> list[str]:
+    """The flags of `vllm serve` for one worker. The key is not among them: see `environment`."""
+    words = [
+        str(release_path),
+        *("--host", host),
+        *("--port", str(port)),
+        *("--served-model-name", release_id),
+        *("--max-model-len", str(serving.max_model_len)),
+        *("--max-num-seqs", str(serving.max_num_seqs)),
+        *("--max-num-batched-tokens", str(serving.max_num_batched_tokens)),
+        *("--kv-cache-dtype", serving.kv_cache_dtype),
+        "--enable-prefix-caching" if serving.prefix_caching else "--no-enable-prefix-caching",
+        *("--disable-access-log-for-endpoints", _QUIET_ENDPOINTS),
+        *(_on_cpu(serving) if slot.kind == "cpu" else _on_gpu(serving, slot)),
+    ]
+    for name, value in sorted(serving.extra_args.items()):
+        words += flags.words(name, value)
+    return words
+
+
+def environment(
+    part: str, slot: Slot, *, key: str, first_internal_port: int, cache: Path, extra: Mapping[str, str]
+) -> dict[str, str]:
+    """The whole environment of a worker, from a list: nothing of Airflow's, none of our secrets but the key.
+
+    Args:
+        part: the mark by which a scan finds the worker and all it forks.
+        first_internal_port: vLLM opens ports of its own from here upwards.
+        cache: where compiled kernels are kept; it outlives workers.
+        extra: a deployment's own additions.
+    """
+    inherited = {
+        name: value
+        for name, value in processes.environment(part).items()
+        if not name.startswith("QWEN_PIPELINE_") or name in (processes.DEPLOYMENT, processes.PART)
+    }
+    return {
+        **inherited,
+        "VLLM_API_KEY": key,
+        "VLLM_PORT": str(first_internal_port),
+        "VLLM_CACHE_ROOT": str(cache),
+        "VLLM_CONFIG_ROOT": str(cache / "config"),
+        "VLLM_NO_USAGE_STATS": "1",
+        "TRITON_CACHE_DIR": str(cache / "triton"),
+        "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
+        "HF_HUB_OFFLINE": "1",
+        # vLLM names its processes, and setproctitle overwrites the environment in /proc unless told not to.
+        "SPT_NOENV": "1",
+        **_devices(slot),
+        **extra,
+    }
+
+
+def cache_folder(settings: Settings) -> Path:
+    """Where compiled kernels of the installed vLLM are kept; another version must not read them."""
+    return settings.home / "cache" / f"vllm-{flags.version(settings.serving_flags)}"
+
+
+def _on_cpu(serving: Serving) -> list[str]:
+    kv_cache_bytes = (serving.kv_cache_memory_mb or _CPU_KV_CACHE_MB) * 2**20
+    return [
+        *("--dtype", "bfloat16" if serving.dtype == "auto" else serving.dtype),
+        *("--kv-cache-memory-bytes", str(kv_cache_bytes)),
+        "--enforce-eager",
+    ]
+
+
+def _on_gpu(serving: Serving, slot: Slot) -> list[str]:
+    words = ["--dtype", serving.dtype, "--gpu-memory-utilization", str(serving.gpu_memory_utilization)]
+    if serving.kv_cache_memory_mb is not None:
+        words += ["--kv-cache-memory-bytes", str(serving.kv_cache_memory_mb * 2**20)]
+    if serving.enforce_eager:
+        words.append("--enforce-eager")
+    if len(slot.uuids) > 1:
+        words += ["--tensor-parallel-size", str(len(slot.uuids))]
+    return words
+
+
+def _devices(slot: Slot) -> dict[str, str]:
+    if slot.kind == "cpu":
+        return {"VLLM_CPU_OMP_THREADS_BIND": ",".join(str(core) for core in slot.cores)}
+    return {"CUDA_VISIBLE_DEVICES": ",".join(slot.uuids), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}

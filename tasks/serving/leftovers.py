@@ -1,0 +1,104 @@
+"""The processes of a run's pool, found without asking anybody: by the marks in their environment, and by session.
+
+Two ways, because each has a hole. A process can overwrite its environment, and a killed API server leaves an
+engine behind that the ledger does not know; but a session's number is that of its leader, and all that a worker
+forks stays in it.
+"""
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from tasks.node import processes
+from tasks.node.processes import Process
+
+_POOL_PART = re.compile(r"^(?P<run_id>.+)/(?P<what>keeper|worker-\d+)$")
+
+
+def keepers(run_id: str) -> list[Process]:
+    """Keepers of the run on this host."""
+    return processes.find(f"{run_id}/keeper")
+
+
+def workers(run_id: str, leaders: Iterable[Process] = ()) -> list[Process]:
+    """Servers of the run on this host, and all that they forked.
+
+    Args:
+        leaders: the servers in the ledger, living or dead.
+    """
+    marked = {
+        process
+        for process in processes.find(run_id)
+        if (part := part_of(process)) is not None and part.startswith(f"{run_id}/worker-")
+    }
+    return sorted(marked.union(*(session_of(leader) for leader in leaders)))
+
+
+def worker(run_id: str, worker_id: str, leader: Process | None) -> list[Process]:
+    """One server and all that it forked."""
+    marked = processes.find(f"{run_id}/{worker_id}")
+    return sorted({*marked, *(session_of(leader) if leader else ())})
+
+
+def runs() -> set[str]:
+    """Runs, known to the ledger or not, of which a keeper or a worker lives on this host."""
+    found = set()
+    for process in processes.find():
+        match = _POOL_PART.match(part_of(process) or "")
+        if match:
+            found.add(match["run_id"])
+    return found
+
+
+def session_of(leader: Process) -> list[Process]:
+    """The living processes of the session that `leader` began, itself among them while it lives.
+
+    The kernel gives out a pid anew only when no process, group and session has that number any more; so while
+    members live, the number is theirs. When all are gone it may come back as another session: its leader then
+    has another start time.
+    """
+    if not leader.is_local():
+        return []
+    now = processes.identify(leader.pid)
+    if now is not None and now != leader:
+        return []
+    members = []
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit() and _session(int(entry.name)) == leader.pid:
+            process = processes.identify(int(entry.name))
+            if process is not None and process.start_ticks >= leader.start_ticks:
+                members.append(process)
+    return members
+
+
+def part_of(process: Process) -> str | None:
+    """The part in the process's environment; None when it is gone or has overwritten it."""
+    try:
+        marks = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    prefix = f"{processes.PART}=".encode()
+    return next((mark.removeprefix(prefix).decode() for mark in marks if mark.startswith(prefix)), None)
+
+
+def end(run_id: str, leaders: Iterable[Process], keeper: Process | None, keeper_grace_s: float) -> list[Process]:
+    """End a run's keepers, then its workers; returns what does not end, which is normally nothing.
+
+    Args:
+        keeper: the one in the ledger, in case it has lost its marks.
+        keeper_grace_s: a keeper that is asked to end drains its workers and stops them itself.
+    """
+    known = list(leaders)
+    survivors = processes.end({*keepers(run_id), *([keeper] if keeper else [])}, keeper_grace_s)
+    survivors += processes.end_all(lambda: keepers(run_id), grace_s=0)
+    # What is left now had no time to end by itself, or has hung: there is nothing to wait for.
+    survivors += processes.end_all(lambda: workers(run_id, known), grace_s=0)
+    return survivors
+
+
+def _session(pid: int) -> int | None:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[3])
+    except (OSError, IndexError, ValueError):
+        return None

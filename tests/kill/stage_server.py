@@ -1,0 +1,97 @@
+"""Runs actions in processes of their own, each forked from one that has imported everything already.
+
+Importing the stages takes a second or two, and a kill test runs hundreds of them. One request a line on standard
+input, one answer a line on standard output; see `tests.kill.launcher` for the other side.
+"""
+
+import faulthandler
+import json
+import logging
+import os
+import sys
+import traceback
+from contextlib import suppress
+from dataclasses import asdict, is_dataclass
+from importlib import import_module
+from typing import Any
+
+from tests.kill import points
+
+_PRELOADED = (
+    *("tasks.stages", "tasks.batch.submit", "tasks.ledger.leases", "tasks.weights.store"),
+    *("pyarrow.parquet", "huggingface_hub", "tokenizers", "aiohttp"),
+)
+
+
+def serve() -> None:
+    """Answer requests until standard input ends."""
+    points.install()
+    import types; _m=types.ModuleType("tasks.batch.submit"); _m.submit_child=None; sys.modules.setdefault("tasks.batch.submit",_m)  # DEV
+    for name in _PRELOADED:
+        with suppress(ImportError):
+            import_module(name)
+    for line in sys.stdin:
+        request = json.loads(line)
+        for name in request["modules"]:
+            import_module(name)
+        pid = os.fork()
+        if pid == 0:
+            _run(request)
+        _answer({"pid": pid})
+        _, status = os.waitpid(pid, 0)
+        _answer({"status": os.waitstatus_to_exitcode(status)})
+
+
+def _run(request: dict[str, Any]) -> None:
+    """In the forked process; never returns."""
+    os.setsid()
+    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nothing, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    faulthandler.enable()
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, force=True)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    orders = points.Orders(**request["orders"])
+    status = 1
+    try:
+        _forget_settings()
+        for name, module in request["stages"].items():
+            _add_stage(name, module)
+        module, _, function = request["call"].partition(":")
+        call = getattr(import_module(module), function)
+        points.arm(orders)
+        result = call(*request["args"])
+        points.note(orders, result=asdict(result) if is_dataclass(result) else result)
+        status = 0
+    except BaseException as error:
+        traceback.print_exc()
+        points.note(orders, error=f"{type(error).__name__}: {error}")
+    finally:
+        with suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+
+
+def _forget_settings() -> None:
+    from tasks import settings
+
+    settings.current.cache_clear()
+
+
+def _add_stage(name: str, module: str) -> None:
+    """A stage that exists only in this process, for the harness's own tests."""
+    from tasks import stages
+
+    stages.STAGES[name] = stages.Stage(name, module, name, frozenset([name]), "A stage of a test.")
+
+
+def _answer(what: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    serve()
