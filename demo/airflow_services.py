@@ -278,7 +278,7 @@ class Airflow:
                 "scheduler": {
                     # Between two looks at the database when there is nothing to do; the default is 1 s, which
                     # every task of a chain pays once or twice.
-                    "scheduler_idle_sleep_time": 0.2,
+                    "scheduler_idle_sleep_time": 0.4,
                     "enable_health_check": False,
                 },
                 "dag_processor": {"parsing_processes": 1, "min_file_process_interval": 30},

@@ -15,6 +15,7 @@ Only the standard library is there when this runs.
 import argparse
 import fcntl
 import hashlib
+import inspect
 import json
 import os
 import re
@@ -205,7 +206,7 @@ def stamp_of(environment: Environment, uv: Uv) -> list[str]:
         package = HERE / environment.local
         sources += [package, *sorted(p for p in package.with_suffix("").iterdir() if p.is_file())]
     if environment.after:
-        sources.append(Path(__file__))
+        content.update(inspect.getsource(environment.after).encode())
     for source in sources:
         content.update(source.name.encode() + b"\0" + hashlib.sha256(source.read_bytes()).digest())
     return [place, content.hexdigest()]

@@ -20,7 +20,9 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 class Settings(BaseSettings):
     """The deployment's settings; frozen, because a run must not see them change under it."""
 
-    model_config = SettingsConfigDict(env_prefix="QWEN_PIPELINE_", frozen=True, extra="ignore")
+    model_config = SettingsConfigDict(
+        env_prefix="QWEN_PIPELINE_", frozen=True, extra="ignore", use_attribute_docstrings=True
+    )
 
     home: Path = REPOSITORY / "var" / "pipeline"
     """Everything this deployment keeps on the node lies below: releases, locks, logs, caches. Survives runs."""
@@ -45,9 +47,13 @@ class Settings(BaseSettings):
     """Where the migrations and named queries are; another place only for an installed copy without sources."""
 
     python_convert: Path = REPOSITORY / ".envs/convert/bin/python"
+    """Converts weights; an environment of its own, because its pins conflict with Airflow's and vLLM's."""
+
     python_serving: Path = REPOSITORY / ".envs/serving/bin/python"
+    """Runs vLLM; point it at a CUDA build on a node with GPUs."""
+
     python_spark: Path = REPOSITORY / ".envs/spark/bin/python"
-    """The interpreters of the other environments: their pins conflict with Airflow's and with each other's."""
+    """Drives Spark and runs its Python workers; pyspark clashes with what Airflow's provider requires."""
 
     serving_flags: Path = REPOSITORY / ".envs/serving/vllm-flags.json"
     """The flags that the installed vLLM knows, read once at set-up because importing vllm takes 13 s."""
@@ -76,6 +82,30 @@ class Settings(BaseSettings):
     stop_grace_s: float = 10.0
     """After SIGTERM, before SIGKILL. A clean stop takes vLLM 1 s over HTTP, 10 s over gRPC."""
 
+    drain_s: float = 3.0
+    """How long a pool that ends lets requests finish: whoever ends it has no use for their answers."""
+
+    canary_timeout_s: float = 120.0
+    """How long a worker's first chats may take: kernels are still being compiled in them."""
+
+    worker_silence_s: float = 60.0
+    """A server that has not answered /health for this long is replaced; a busy one answers late."""
+
+    worker_attempts: int = Field(default=3, ge=1)
+    """Starts of one worker in a row before its slot is given up."""
+
+    worker_settled_s: float = 300.0
+    """A worker that has served for this long did not fail at its start: its starts are counted anew."""
+
+    starts_at_once: int | None = Field(default=None, ge=1)
+    """Workers of a pool that may load at once; null: as many as the free memory holds."""
+
+    worker_command: tuple[str, ...] = ()
+    """What stands before a worker's flags, instead of `vllm serve` of the serving environment (a JSON list)."""
+
+    worker_environment: dict[str, str] = Field(default_factory=dict)
+    """Further environment of every worker (a JSON object), such as a vLLM switch that this host needs."""
+
     lease_s: float = 900.0
     """How long a claim on devices outlives its last renewal: the longest that a dead node's GPUs stay idle."""
 
@@ -90,6 +120,15 @@ class Settings(BaseSettings):
 
     registry_poll_s: float = 1.0
     """How often clients ask the keeper who is ready; a change must reach them in under 2 s."""
+
+    request_timeout_s: float = 600.0
+    """One request to a worker, answer included; a worker that is silent longer counts as hung."""
+
+    engine_patience_s: float = 300.0
+    """How long a run waits while no worker answers; a worker that was killed is back within that."""
+
+    batch_wait_s: float = 3600.0
+    """How long a run waits for another run of the same batch before it says busy."""
 
     segment_flush_s: float = 2.0
     """Finished rows are on disk after at most this long; what is lost by a kill is generated again."""

@@ -195,10 +195,10 @@ def execute(
     with Ledger(settings.database_url(), settings.sql) as ledger:
         run = load(ledger, run_id)
         claim, holders = take(ledger, run_id, name, stage.fences)
-        end_predecessors(run_id, stage, holders, settings)
         lock_file = settings.locks / f"{run_id}-{stage.lane}.lock"
         purpose = f"stage {name} of run {run_id}"
         try:
+            end_predecessors(run_id, stage, holders, settings)
             with (
                 lock.held(lock_file, purpose, settings.lock_wait_s),
                 watching(claim, settings.claim_watch_s),
@@ -224,8 +224,11 @@ def execute(
 def end_predecessors(run_id: str, stage: Stage, holders: list[processes.Process], settings: Settings) -> None:
     """End, on this host, the processes whose claims were just fenced, and their children.
 
-    Without grace: every stage survives a kill, and a holder that is asked politely may act once more.
+    Without grace: every stage survives a kill, and a holder that is asked politely may act once more. Only the
+    keeper is left to the stage itself, which ends it with what it parents.
     """
+    keepers = processes.find(f"{run_id}/keeper")
+    holders = [holder for holder in holders if holder not in keepers]
     if holders:
         log.info("ending %d process(es) that acted for %s before", len(holders), stage.name)
     survivors = processes.end(holders, grace_s=0)

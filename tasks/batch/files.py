@@ -67,6 +67,6 @@ def sync_folder(folder: Path) -> None:
 
 def _is_as_described(path: Path, item: dict[str, Any]) -> bool:
     try:
-        return path.stat().st_size == item["bytes"] and hash_of(path) == item["sha256"]
+        return (path.stat().st_size, hash_of(path)) == (item["bytes"], item["sha256"])
     except OSError:
         return False

@@ -22,6 +22,8 @@ class Range:
     start: int
     stop: int
     rows: int
+    run_id: str = ""
+    """The run under which it was registered."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +38,7 @@ class Writer:
 def record(claim: Claim, batch_id: str, identity: dict[str, Any], rows: int) -> None:
     """Make the batch known; one that is known stays as it is."""
     with claim.writing() as connection:
-        claim.ledger.queries.insert_batch(
-            connection, batch_id=batch_id, identity=Jsonb(identity), rows=rows
-        )
+        claim.ledger.queries.insert_batch(connection, batch_id=batch_id, identity=Jsonb(identity), rows=rows)
 
 
 def is_known(ledger: Ledger, batch_id: str) -> bool:
@@ -84,7 +84,10 @@ def registered(ledger: Ledger, batch_id: str) -> list[Range]:
     """What counts, in the order of commits."""
     with ledger.transaction() as connection:
         rows = list(ledger.queries.segments_of_batch(connection, batch_id=batch_id))
-    return [Range(Path(row["path"]), row["start_byte"], row["stop_byte"], row["rows"]) for row in rows]
+    return [
+        Range(Path(row["path"]), row["start_byte"], row["stop_byte"], row["rows"], row["run_id"])
+        for row in rows
+    ]
 
 
 def pace(claim: Claim, batch_id: str) -> tuple[int, float]:

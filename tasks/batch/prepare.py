@@ -61,9 +61,8 @@ def plan(context: Context) -> Plan:
     batch_id = prepared.batch_id_of(identity)
     folder = prepared.folder_of(spec.batch.output, batch_id)
     found = prepared.find(folder)
-    if found is None:
-        missing = "this batch was not prepared before"
-    else:
+    missing: str | None = "this batch was not prepared before"
+    if found is not None:
         bad = prepared.damaged(found)
         missing = f"{', '.join(bad)} missing or changed" if bad else None
     is_known = in_ledger.is_known(ledger, batch_id)

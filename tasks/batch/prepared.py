@@ -123,7 +123,12 @@ def damaged(batch: PreparedBatch) -> list[str]:
 
 
 def write(
-    folder: Path, identity: dict[str, Any], rows: Iterable[InputRow], batch: Batch, count: TokenCounter, attempt: str
+    folder: Path,
+    identity: dict[str, Any],
+    rows: Iterable[InputRow],
+    batch: Batch,
+    count: TokenCounter,
+    attempt: str,
 ) -> PreparedBatch:
     """Read all rows once and write the prepared batch; what was there is replaced file by file.
 

@@ -43,7 +43,7 @@ def chat_of(text: Any, batch: Batch) -> list[Message]:
     if not isinstance(text, str) or not text.strip():
         raise BadRow("NoPrompt", f"column {batch.prompt!r} holds no text")
     system = [{"role": "system", "content": batch.system}] if batch.system else []
-    return [*system, {"role": "user", "content": text}]
+    return [*system, {"role": "user", "content": _storable(text)}]
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,13 @@ def _messages(value: Any) -> list[Message]:
             )
         if not isinstance(content, str):
             raise BadRow("BadMessages", f"message {number} has no text")
-        chat.append({"role": message["role"], "content": content})
+        chat.append({"role": message["role"], "content": _storable(content)})
     return chat
+
+
+def _storable(text: str) -> str:
+    """A lone surrogate is valid in JSON, but in no text that can be stored or sent."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _renderer(folder: Path) -> Callable[[list[Message]], str] | None:
@@ -136,12 +141,14 @@ def _renderer(folder: Path) -> Callable[[list[Message]], str] | None:
         value, **{"ensure_ascii": False, **options}
     )
     environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)  # noqa: DTZ005 as the engine
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     try:
         template = environment.from_string(source)
     except TemplateError:
         return None
-    special = {name: _token(config.get(name)) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
+    special = {
+        name: _token(config.get(name)) for name in ("bos_token", "eos_token", "pad_token", "unk_token")
+    }
     return lambda chat: template.render(messages=chat, add_generation_prompt=True, **special)
 
 

@@ -46,6 +46,8 @@ class Answers:
     """Records read; more than rows known when some were generated twice."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    spent: Counter[str] = field(default_factory=Counter)
+    """Prompt and completion tokens by run, rows that were generated twice included."""
 
 
 @dataclass
@@ -69,8 +71,9 @@ def answers_of(ledger: Ledger, batch_id: str, output: Path) -> Answers:
     answers = Answers()
     for one in in_ledger.registered(ledger, batch_id):
         for found in segments.records(one.path, one.start, one.stop):
-            answers.records += 1
             document = json.loads(found.document)
+            answers.records += 1
+            answers.spent[one.run_id] += document["prompt_tokens"] + document["completion_tokens"]
             if document["id"] not in answers.known:
                 place = (one.path, found.offset, found.length)
                 _add(answers, document, *place)
@@ -172,8 +175,8 @@ def _add(answers: Answers, document: dict[str, Any], path: Path, offset: int, le
         offset,
         length,
     )
-    answers.prompt_tokens += document["prompt_tokens"] or 0
-    answers.completion_tokens += document["completion_tokens"] or 0
+    answers.prompt_tokens += document["prompt_tokens"]
+    answers.completion_tokens += document["completion_tokens"]
 
 
 def _count_failure(found: Survey, row_id: str, error_class: str, message: str) -> None:

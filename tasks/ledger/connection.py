@@ -6,7 +6,7 @@ because a stage that took an hour must not fail on a restart of PostgreSQL.
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -85,7 +85,7 @@ class Ledger:
         self.close()
 
     def _connected(self) -> Connection:
-        if self._connection is not None and not self._connection.closed:
+        if self._connection is not None and self._answers(self._connection):
             return self._connection
         deadline = time.monotonic() + self._patience_s
         wait_s = _FIRST_WAIT_S
@@ -108,6 +108,14 @@ class Ledger:
                     ) from None
             time.sleep(wait_s)
             wait_s = min(wait_s * 2, 5.0)
+
+    @staticmethod
+    def _answers(connection: Connection) -> bool:
+        """Asked before a transaction, when nothing is lost by connecting anew; within one it is too late."""
+        if not connection.closed:
+            with suppress(psycopg.OperationalError):
+                connection.execute("select")
+        return not connection.closed
 
 
 @cache

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -190,7 +191,8 @@ def _signal_and_wait(processes: list[Process], number: signal.Signals, wait_s: f
                 del open_fds[fd]
                 continue
             poll.register(fd, select.POLLIN)
-            signal.pidfd_send_signal(fd, number)
+            with suppress(ProcessLookupError):  # it ended just now, and the poll will say so
+                signal.pidfd_send_signal(fd, number)
         deadline = time.monotonic() + wait_s
         while open_fds and (left_s := deadline - time.monotonic()) > 0:
             for fd, _ in poll.poll(left_s * 1000):

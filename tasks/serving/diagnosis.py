@@ -55,7 +55,8 @@ _KNOWN = (
     ),
     _known(
         "unsupported architecture",
-        r"[Mm]odel architectures .* (are|is) not supported|has no vLLM implementation|does not recognize this arch",
+        r"[Mm]odel architectures .* (are|is) not supported|has no vLLM implementation|"
+        r"does not recognize this architecture",
         Remedy.USER,
         "the installed vLLM cannot serve this architecture: choose another model.repo, or a newer vLLM",
     ),
@@ -65,8 +66,8 @@ _KNOWN = (
         r"MemoryError|No available memory for the cache blocks|larger than the (maximum|available)|"
         r"is less than desired .* memory utilization|not enough memory|DefaultCPUAllocator",
         Remedy.USER,
-        "the slot has too little memory: lower serving.max_model_len, max_num_seqs or kv_cache_memory_mb, or use "
-        "a larger slot",
+        "the slot has too little memory: lower serving.max_model_len, max_num_seqs or kv_cache_memory_mb, or "
+        "use a larger slot",
     ),
     _known(
         "no kernel",
@@ -103,7 +104,9 @@ def of_exit(worker_id: str, log: Path, offset: int, status: int) -> Diagnosis:
     if -status in (signal.SIGKILL, signal.SIGTERM):
         # The log of a healthy server that somebody killed says nothing about that, only about other things.
         name = signal.Signals(-status).name
-        says = f"{worker_id} was killed by {name}; when nobody did that, it was the kernel, for want of memory"
+        says = (
+            f"{worker_id} was killed by {name}; when nobody did that, it was the kernel, for want of memory"
+        )
         return Diagnosis("killed", Remedy.RETRY, says)
     how = f"died of {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
     return of_log(worker_id, log, offset, how)
@@ -119,7 +122,9 @@ def of_log(worker_id: str, log: Path, offset: int, how: str) -> Diagnosis:
     for known in _KNOWN:
         said = [line for line in lines if known.pattern.search(line)]
         if said:
-            return Diagnosis(known.kind, known.remedy, _message(worker_id, how, known.says, said[:_LINES], log))
+            return Diagnosis(
+                known.kind, known.remedy, _message(worker_id, how, known.says, said[:_LINES], log)
+            )
     said = [line for line in lines if _LOOKS_BAD.search(line)] or lines
     return Diagnosis("unknown", Remedy.RETRY, _message(worker_id, how, "", said[-_LINES:], log))
 

@@ -55,9 +55,7 @@ def check(extra_args: Mapping[str, Any], known: Path) -> None:
         elif flags is not None and name not in flags and name.removeprefix("no-") not in flags:
             nearest = get_close_matches(name, sorted(flags), n=1)
             hint = f"; did you mean {nearest[0]}?" if nearest else ""
-            problems.append(
-                f"serving.extra_args.{given}: vLLM {version(known)} has no flag --{name}{hint}"
-            )
+            problems.append(f"serving.extra_args.{given}: vLLM {version(known)} has no flag --{name}{hint}")
     if problems:
         raise InputError("\n".join(problems))
 

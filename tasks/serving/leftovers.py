@@ -1,8 +1,8 @@
-"""The processes of a run's pool, found without asking anybody: by the marks in their environment, and by session.
+"""The processes of a run's pool, found without asking anybody: by the marks in their environment and by session.
 
 Two ways, because each has a hole. A process can overwrite its environment, and a killed API server leaves an
-engine behind that the ledger does not know; but a session's number is that of its leader, and all that a worker
-forks stays in it.
+engine behind that the ledger does not know; but a session's number is that of its leader, and all that a
+worker forks stays in it.
 """
 
 import os
@@ -82,7 +82,9 @@ def part_of(process: Process) -> str | None:
     return next((mark.removeprefix(prefix).decode() for mark in marks if mark.startswith(prefix)), None)
 
 
-def end(run_id: str, leaders: Iterable[Process], keeper: Process | None, keeper_grace_s: float) -> list[Process]:
+def end(
+    run_id: str, leaders: Iterable[Process], keeper: Process | None, keeper_grace_s: float
+) -> list[Process]:
     """End a run's keepers, then its workers; returns what does not end, which is normally nothing.
 
     Args:

@@ -1,8 +1,8 @@
 """The keeper's line to the ledger.
 
-One thread, so that a database that is slow, gone or hanging never holds up the keeper: what it writes waits in
-line, in order, and the lease's renewal is simply not confirmed. It ends for good when the keeper's claim or its
-lease has.
+One thread, so that a database that is slow, gone or hanging never holds up the keeper: what it writes waits
+in line, in order, and the lease's renewal is simply not confirmed. It ends for good when the keeper's claim
+or its lease has.
 """
 
 import asyncio
@@ -64,6 +64,7 @@ class Line:
         self._waiting: deque[_Pending] = deque()
         self._changed = threading.Condition()
         self._closing = False
+        self._reason = ""
         self._renew_at = 0.0
         # A daemon: a thread that hangs in the database must not keep the keeper from ending.
         self._thread = threading.Thread(target=self._work, name="ledger", daemon=True)
@@ -82,9 +83,10 @@ class Line:
         future.add_done_callback(_nobody_has_to_look)
         return future
 
-    async def close(self, wait_s: float) -> None:
-        """Write what is in line, as far as that takes no longer than `wait_s`."""
+    async def close(self, reason: str, wait_s: float) -> None:
+        """Write what is in line and finish the claim, as far as that takes no longer than `wait_s`."""
         with self._changed:
+            self._reason = reason
             self._closing = True
             self._changed.notify()
         await asyncio.to_thread(self._thread.join, wait_s)
@@ -100,6 +102,7 @@ class Line:
                     if self._closing:
                         return
                     time.sleep(_RETRY_S)
+            self._claim.finish("done", self._reason, {})
         except StageError as error:  # Fenced, or the lease is not held any more
             self._tell(self._on_lost, str(error))
         except Exception as error:

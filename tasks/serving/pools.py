@@ -51,7 +51,7 @@ class Attempt:
     attempt: int
     port: int
     leader: Process | None
-    """The server; its session is that of all it forked. None when it was intended and perhaps never started."""
+    """The server; its session is that of all it forked. None: intended, perhaps never started."""
 
 
 def intend(claim: Claim, pool_id: str, node: str, wanted: Wanted) -> None:
@@ -103,6 +103,13 @@ def attempts(ledger: Ledger, run_id: str) -> list[Attempt]:
         Attempt(row["pool_id"], row["worker_id"], row["attempt"], row["first_port"], _process(row))
         for row in rows
     ]
+
+
+def ports_of_other_runs(ledger: Ledger, node: str, run_id: str) -> set[int]:
+    """Ports on which workers of other runs' open pools listen."""
+    with ledger.transaction() as connection:
+        rows = ledger.queries.ports_of_other_runs(connection, node=node, run_id=run_id)
+        return {row["first_port"] for row in rows}
 
 
 def run_is_open(connection: Connection, claim: Claim) -> bool:

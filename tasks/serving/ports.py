@@ -1,8 +1,8 @@
 """Ports for workers and registries, out of one range of the node.
 
 Chosen by trying to bind, because no record knows what other programs hold. A worker gets a block: vLLM opens
-several ports itself. The last port of a block stays bound by the keeper for as long as the block is in use, so
-two keepers that look at the same time never get the same one, and a keeper's death frees its blocks.
+several ports itself. The last port of a block stays bound by the keeper for as long as the block is in use,
+so two keepers that look at the same time never get the same one, and a keeper's death frees its blocks.
 """
 
 import socket
@@ -31,7 +31,9 @@ class Block:
         self.guard.close()
 
 
-def reserve(host: str, port_range: tuple[int, int], size: int, unwanted: frozenset[int] = frozenset()) -> Block:
+def reserve(
+    host: str, port_range: tuple[int, int], size: int, unwanted: frozenset[int] = frozenset()
+) -> Block:
     """The first block of `size` ports in which every port is free.
 
     Args:

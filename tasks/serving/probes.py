@@ -81,7 +81,9 @@ async def answer(
     except (aiohttp.ClientError, OSError, ValueError) as error:
         raise NoAnswer(f"a chat was not answered: {type(error).__name__}: {error}") from None
     if document["usage"]["prompt_tokens"] < 2:
-        raise NoAnswer(f"a chat's prompt had {document['usage']['prompt_tokens']} token(s); it must have 2 or more")
+        raise NoAnswer(
+            f"a chat's prompt had {document['usage']['prompt_tokens']} token(s); it must have 2 or more"
+        )
 
 
 async def refuses_strangers(url: str, timeout_s: float) -> None:
@@ -96,7 +98,9 @@ async def refuses_strangers(url: str, timeout_s: float) -> None:
             stranger.get(f"{url}/v1/models") as response,
         ):
             if response.status != 401:
-                raise NoAnswer(f"a client without the key was answered with status {response.status}, not 401")
+                raise NoAnswer(
+                    f"a client without the key was answered with status {response.status}, not 401"
+                )
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise NoAnswer(f"a client without the key got no answer: {type(error).__name__}") from None
 

@@ -3,8 +3,8 @@
     GET /v1/pool -> {"pool_id", "model", "draining", "workers": [{"worker_id", "url", "state", "max_num_seqs",
                      "running", "waiting", "attempt", "message", "given_up"}]}
 
-With the pool's key as a bearer token; 401 without. Clients poll it and send rows only to workers whose state is
-`ready`. `POST /v1/pool/retry` tries the slots again that were given up, and answers the same document.
+With the pool's key as a bearer token; 401 without. Clients poll it and send rows only to workers whose state
+is `ready`. `POST /v1/pool/retry` tries the slots again that were given up, and answers the same document.
 """
 
 import hmac

@@ -116,14 +116,14 @@ def safe_name(name: str) -> str:
 
 
 def wrong_files(folder: Path, manifest: Manifest, settings: Settings) -> list[str]:
-    """The manifest's files that are missing in `folder` or hold other bytes; sorted.
+    """What differs in `folder` from the manifest: files missing, with other bytes, or not in it at all; sorted.
 
-    Also recalls, for the next check, how the right ones look from outside.
+    Also notes, for the next check, how the right ones look from outside.
     """
     proven = _recall(folder, settings)
     doubtful: list[str] = []
     seen: dict[str, list[int]] = {}
-    wrong: list[str] = []
+    wrong = [name for name in _names(folder) if name not in manifest.files]
     for name, file in manifest.files.items():
         look = _look(folder / name)
         if look is None or look[0] != file.size:
@@ -156,7 +156,7 @@ def git_blob_id(path: Path) -> str:
 
 def describe(folder: Path, about: Mapping[str, Any]) -> Manifest:
     """The manifest of what is in `folder` now, every byte read."""
-    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    names = _names(folder)
     paths = [folder / name for name in names]
     files = [File(path.stat().st_size, sha256) for path, sha256 in zip(paths, sha256_of_all(paths), strict=True)]
     return Manifest(about, dict(zip(names, files, strict=True)))
@@ -226,6 +226,12 @@ def require_space(settings: Settings, needed_bytes: int, what: str) -> None:
             f"{what} needs {needed_bytes / 1e9:.2f} GB in {settings.store} and {free / 1e9:.2f} GB are free there: "
             f"remove old releases or downloads, or set QWEN_PIPELINE_HOME to a larger disk"
         )
+
+
+def _names(folder: Path) -> list[str]:
+    """Everything in the folder that is not a folder, but for its manifest; sorted."""
+    found = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir() or path.is_symlink())
+    return sorted(name for name in found if name not in (MANIFEST, DOWNLOAD_MANIFEST))
 
 
 def _digest(path: Path, digest: Any, on_bytes: Callable[[int], None] | None) -> str:

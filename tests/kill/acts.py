@@ -32,11 +32,11 @@ def call_driver() -> None:
         """Answers every call with success."""
 
         @staticmethod
-        def nvmlDeviceGetCount_v2(count: object) -> int:  # noqa: N802 (NVML's name)
+        def nvmlDeviceGetCount_v2(count: object) -> int:
             return 0
 
         @staticmethod
-        def nvmlDeviceSetMigMode(device: object, mode: object, status: object) -> int:  # noqa: N802
+        def nvmlDeviceSetMigMode(device: object, mode: object, status: object) -> int:
             return 0
 
     pynvml.nvmlLib = Library()

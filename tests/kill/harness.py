@@ -10,8 +10,8 @@ For n = 1, 2, 3 ... the world is put back, the action runs and is killed (SIGKIL
 3. `check(world)` holds, and `picture(world)` is what it is after a run that was never killed;
 4. once more it runs, and finds nothing to do.
 
-What fails is a violation; `Violated` is raised at the end with the table and the exact points. A slow action is
-killed at a sample of its points (`at_most`): one of each place first, the rest drawn by `seed`.
+What fails is a violation; `Violated` is raised at the end with the table and the exact points. A slow action
+is killed at a sample of its points (`at_most`): one of each place first, the rest drawn by `seed`.
 """
 
 import random
@@ -106,7 +106,8 @@ def kill_everywhere(
         check: raises AssertionError when the world is not as it must be after a success.
         picture: what must be the same whether or not there was a kill; anything that can be compared.
         meanwhile: like `check`, for the moment after the kill.
-        settles: whether the action, run on its own result, must say that it changed nothing (`stages.Result`).
+        settles: whether the action, run on its own result, must say that it changed nothing
+            (`stages.Result.changed`).
         at_most: kill at so many points at most.
         in_child: kill not the action itself but the Python child that runs this module with -m.
         also: further functions to kill before and after, as `module:function`.
@@ -168,8 +169,8 @@ def kill_in_a_row(
     return report
 
 
-class _reporting:  # noqa: N801 (a context manager, used as a function)
-    """Times the block, keeps the report for the table of the session, and raises when something did not hold."""
+class _reporting:
+    """Times the block, keeps the report for the session's table, and raises when something did not hold."""
 
     def __init__(self, name: str) -> None:
         self._report = Report(name)
@@ -220,7 +221,8 @@ class _Trial:
             report.violations.append(Violation(point, f"{again}it failed: {ended.error}"))
             return
         before = len(report.violations)
-        self._hold(report, point, lambda: self.check(self.world), "after it was run again" if point else "after it ended")
+        when = "after it was run again" if point else "after it ended"
+        self._hold(report, point, lambda: self.check(self.world), when)
         if self.picture is not None and self.expected is not None and len(report.violations) == before:
             self._hold(report, point, self._looks_the_same, "compared with a run that was not killed")
         if self.settles and len(report.violations) == before:
@@ -261,5 +263,5 @@ def _difference(expected: Any, seen: Any) -> str:
     if not isinstance(expected, dict) or not isinstance(seen, dict):
         return f"expected {expected!r}, found {seen!r}"
     names = sorted(key for key in expected.keys() | seen.keys() if expected.get(key) != seen.get(key))
-    shown = [f"{name}: {expected.get(name, 'not there')!r} became {seen.get(name, 'not there')!r}" for name in names[:5]]
+    shown = [f"{name}: {expected.get(name)!r} became {seen.get(name)!r}" for name in names[:5]]
     return f"{len(names)} thing(s) differ: {'; '.join(shown)}"

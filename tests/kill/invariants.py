@@ -87,7 +87,8 @@ def one_lease_at_most(world: World) -> None:
     if not world.rows("select 1 as there where to_regclass('ledger.lease') is not null"):
         return
     twice = world.rows(
-        "select run_id, count(*) as leases from lease where state <> 'released' group by run_id having count(*) > 1"
+        "select run_id, count(*) as leases from lease where state <> 'released' "
+        "group by run_id having count(*) > 1"
     )
     assert not twice, f"runs with more than one live lease: {twice}"
 
@@ -103,7 +104,7 @@ def one_file_each(folder: str, *names: str) -> Check:
 
 
 def manifest_agrees(manifest: Path, files: Sequence[dict[str, Any]] | None = None) -> None:
-    """Every file that a manifest names is there with its size and SHA-256; an absent manifest promises nothing.
+    """Every file that a manifest names is there, with its SHA-256; an absent manifest promises nothing.
 
     Args:
         files: entries with `path`, `bytes` and `sha256`; by default the list under `files` in the manifest.
@@ -111,7 +112,7 @@ def manifest_agrees(manifest: Path, files: Sequence[dict[str, Any]] | None = Non
     if not manifest.exists():
         return
     promised = json.loads(manifest.read_text())["files"] if files is None else files
-    entries = promised.items() if isinstance(promised, dict) else ((each.get("path"), each) for each in promised)
+    entries = promised.items() if isinstance(promised, dict) else ((one["path"], one) for one in promised)
     for name, entry in entries:
         path = manifest.parent / name
         assert path.exists(), f"{manifest} names {name}, which is not there"
@@ -122,8 +123,8 @@ def manifest_agrees(manifest: Path, files: Sequence[dict[str, Any]] | None = Non
 
 
 def _others(world: World, but: Sequence[str]) -> list[Process]:
-    parts = {process: _part(process.pid) for process in world.processes()}
-    return [process for process, part in parts.items() if part is not None and not part.startswith(tuple(but))]
+    parts = [(process, _part(process.pid)) for process in world.processes()]
+    return [process for process, part in parts if part is not None and not part.startswith(tuple(but))]
 
 
 def _part(pid: int) -> str | None:
@@ -137,7 +138,7 @@ def _part(pid: int) -> str | None:
 
 def _describe(process: Process) -> str:
     try:
-        command = Path(f"/proc/{process.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        words = Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
-        command = "gone"
-    return f"{process.pid} ({_part(process.pid)}): {command[:120].strip()}"
+        words = [b"gone"]
+    return f"{process.pid} ({_part(process.pid)}): {b' '.join(words).decode(errors='replace')[:120]}"

@@ -1,4 +1,4 @@
-"""The test's side of `tests.kill.stage_server`: run one action in a process of its own, and see how it ended."""
+"""The test's side of `tests.kill.stage_server`: run an action in a process of its own and see how it ends."""
 
 import json
 import os
@@ -106,7 +106,8 @@ class Launcher:
     def close(self) -> None:
         """End the server."""
         if self._server is not None:
-            assert self._server.stdin is not None and self._server.stdout is not None
+            assert self._server.stdin is not None
+            assert self._server.stdout is not None
             self._server.stdin.close()
             self._server.wait(timeout=20)
             self._server.stdout.close()
@@ -135,7 +136,8 @@ class Launcher:
         self._server.stdin.flush()
 
     def _answer(self, timeout_s: float, pid: int | None = None) -> dict[str, Any]:
-        assert self._server is not None and self._server.stdout is not None
+        assert self._server is not None
+        assert self._server.stdout is not None
         if not select.select([self._server.stdout], [], [], timeout_s)[0] and pid is not None:
             # SIGABRT: faulthandler writes into the log where every thread is.
             for number in (signal.SIGABRT, signal.SIGKILL):

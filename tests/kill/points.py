@@ -1,8 +1,8 @@
 """Kill points: where a process that acts on the world can be killed, found while it runs.
 
-Between two of its acts a process changes nothing that outlives it, so killing it before and after each act covers
-every instruction in between. Acts are discovered, not listed for each stage: whatever reaches one of the functions
-wrapped here counts.
+Between two of its acts a process changes nothing that outlives it, so killing it before and after each act
+covers every instruction in between. Acts are discovered, not listed for each stage: whatever reaches one of
+the functions wrapped here counts.
 
 | kind | where | points |
 |---|---|---|
@@ -14,8 +14,9 @@ wrapped here counts.
 | fsync | os | before: the content is written; SIGKILL leaves what is in the page cache |
 | driver | every function of pynvml | before, and after unless it only reads |
 
-Must be imported before what it wraps is imported by name. Standard library only at import: it also runs in the
-interpreters of the other environments, as `python points.py -m MODULE ARGUMENTS` in place of `python -m MODULE`.
+Must be imported before what it wraps is imported by name. Standard library only at import: it also runs
+in the interpreters of the other environments, as `python points.py -m MODULE ARGUMENTS` instead of
+`python -m MODULE ARGUMENTS`.
 """
 
 import builtins
@@ -105,7 +106,7 @@ def install() -> None:
     _replace(os, "open", _creating(os.open, lambda flags: bool(flags & (os.O_CREAT | os.O_TRUNC))))
     opened = _creating(io.open, lambda mode: any(letter in str(mode) for letter in "wxa"))
     builtins.open = opened
-    io.open = opened  # type: ignore[assignment]
+    io.open = opened
     subprocess.Popen._execute_child = _spawning(subprocess.Popen._execute_child)  # type: ignore[attr-defined]
     ctypes.CDLL.__getattr__ = _calling(ctypes.CDLL.__getattr__)  # type: ignore[method-assign]
     for name, wrap in (("psycopg", _wrap_psycopg), ("pynvml", _wrap_pynvml)):
@@ -306,7 +307,7 @@ def _replace(module: Any, name: str, wrapped: Any) -> None:
 
 
 def _changes_nothing(kind: str, args: tuple[Any, ...]) -> bool:
-    """Signal 0 only asks whether the process is there; a file that has the length asked for stays as it is."""
+    """Signal 0 only asks whether a process is there; a file that has the length asked for stays as it is."""
     if kind == "signal":
         return len(args) > 1 and args[1] == 0
     return kind == "truncate" and len(args) > 1 and os.stat(args[0]).st_size == args[1]

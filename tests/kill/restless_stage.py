@@ -1,4 +1,4 @@
-"""A stage that only the harness's own tests know: its plan never finds the world as its own `apply` left it."""
+"""A stage that only the harness's own tests know: its plan is never satisfied, not even by its own work."""
 
 from tasks.contract import Context, Outcome
 from tests.kill.toy_stage import Plan

@@ -1,7 +1,7 @@
 """Runs actions in processes of their own, each forked from one that has imported everything already.
 
-Importing the stages takes a second or two, and a kill test runs hundreds of them. One request a line on standard
-input, one answer a line on standard output; see `tests.kill.launcher` for the other side.
+Importing the stages takes a second or two, and a kill test runs hundreds of them. Requests come line by line
+on standard input, answers go to standard output; `tests.kill.launcher` is the other side.
 """
 
 import faulthandler
@@ -26,7 +26,11 @@ _PRELOADED = (
 def serve() -> None:
     """Answer requests until standard input ends."""
     points.install()
-    import types; _m=types.ModuleType("tasks.batch.submit"); _m.submit_child=None; sys.modules.setdefault("tasks.batch.submit",_m)  # DEV
+    import types
+
+    _m = types.ModuleType("tasks.batch.submit")
+    _m.submit_child = None
+    sys.modules.setdefault("tasks.batch.submit", _m)  # DEV
     for name in _PRELOADED:
         with suppress(ImportError):
             import_module(name)
@@ -63,7 +67,8 @@ def _run(request: dict[str, Any]) -> None:
         call = getattr(import_module(module), function)
         points.arm(orders)
         result = call(*request["args"])
-        points.note(orders, result=asdict(result) if is_dataclass(result) else result)
+        is_record = is_dataclass(result) and not isinstance(result, type)
+        points.note(orders, result=asdict(result) if is_record else result)
         status = 0
     except BaseException as error:
         traceback.print_exc()

@@ -18,7 +18,8 @@ CHECK = all_of(after_a_stage, one_file_each("home/toy", "answer", "kept"))
 @pytest.fixture
 def toy(world: World) -> World:
     """A world with the run, and the file that must survive."""
-    spec = {"model": {"repo": "a/b"}, "layout": {"cpu": 1}, "batch": {"input": "i", "output": "o", "prompt": "p"}}
+    batch = {"input": "prompts.jsonl", "output": "answers", "prompt": "prompt"}
+    spec = {"model": {"repo": "a/b"}, "layout": {"cpu": 1}, "batch": batch}
     world.register(RUN, RunSpec.model_validate(spec))
     (world.home / "toy").mkdir()
     (world.home / "toy" / "kept").write_text(KEPT)
@@ -73,7 +74,7 @@ def test_a_planted_bug_is_caught_at_its_point(toy: World, bug: str, caught_at: s
     first = caught.value.report.violations[0]
     assert first.point is not None
     assert first.point.name.startswith(caught_at)
-    assert "toy_stage.py" in first.point.name or "processes.py" in first.point.name
+    assert "apply" in first.point.name
     assert word in first.what
     assert first.point.name in str(caught.value)
 

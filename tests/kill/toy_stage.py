@@ -1,7 +1,7 @@
 """A stage that only the harness's own tests know: right by default, wrong in one way if TOY_BUG says so.
 
-In the folder `toy` it finds `kept`, which somebody else wrote and which must survive, and makes `answer`: a child
-process writes a draft, which is synced and moved into place.
+In the folder `toy` it finds `kept`, which somebody else wrote and which must survive, and makes `answer`: a
+child process writes a draft, which is synced and moved into place.
 """
 
 import os

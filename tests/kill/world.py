@@ -2,15 +2,16 @@
 
 A folder (the deployment's home, inputs, outputs) and a database (the ledger). `save` keeps a copy of both;
 `restore` ends every process of the deployment and puts the copy back under the same paths and names, because
-the ledger's facts hold absolute paths.
+the ledger's facts hold absolute paths. The ledger comes back row by row (copying a whole database makes the
+server write a checkpoint, most of a second), so its schema must not change in between.
 """
 
 import hashlib
-import os
 import random
 import secrets
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,18 +43,18 @@ class World:
         """
         Args:
             root: a new or empty folder; everything of this world that is a file lies below.
-            database_url: an empty or migrated database that belongs to this world alone.
-            admin_url: a superuser's, to copy and drop that database.
+            database_url: a migrated database that belongs to this world alone.
+            admin_url: a superuser's of the same server, who may put rows back without a claim.
             launcher: runs the actions.
             environment: further settings of the processes under test.
         """
         self.root = root
         self.home = root / "home"
         self.database_url = database_url
-        self._admin_url = admin_url
+        self._admin_url = make_conninfo(admin_url, dbname=conninfo_to_dict(database_url)["dbname"])
         self._launcher = launcher
         self._scratch = root.with_name(root.name + ".kill")
-        self._saved_database: str | None = None
+        self._saved: _Rows | None = None
         for folder in (self.home, self._scratch):
             folder.mkdir(parents=True, exist_ok=True)
         for name, content in (("ledger-url", database_url), ("secret", secrets.token_hex(32))):
@@ -130,23 +131,21 @@ class World:
         copy = self._scratch / "saved"
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(self.root, copy, symlinks=True)
-        self._saved_database = self._saved_database or f"{self._database}_saved"
-        self._copy_database(self._database, self._saved_database)
+        with self._alone_in_the_ledger() as connection:
+            self._saved = _Rows.read(connection)
 
     def restore(self) -> None:
         """The world as it was when it was saved."""
-        assert self._saved_database is not None, "save the world first"
+        assert self._saved is not None, "save the world first"
         self.end_processes()
         shutil.rmtree(self.root)
         shutil.copytree(self._scratch / "saved", self.root, symlinks=True)
-        self._copy_database(self._saved_database, self._database)
+        with self._alone_in_the_ledger() as connection:
+            self._saved.write(connection)
 
     def close(self) -> None:
-        """End its processes and drop the copies."""
+        """End its processes and remove the copy."""
         self.end_processes()
-        if self._saved_database is not None:
-            with psycopg.connect(self._admin_url, autocommit=True) as connection:
-                connection.execute(_drop(self._saved_database))
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def files(self, *parts: str) -> dict[str, str]:
@@ -158,39 +157,53 @@ class World:
             if path.is_file() and not path.is_symlink()
         }
 
-    @property
-    def _database(self) -> str:
-        return str(conninfo_to_dict(self.database_url)["dbname"])
-
-    def _copy_database(self, source: str, target: str) -> None:
-        with psycopg.connect(self._admin_url, autocommit=True) as connection:
-            connection.execute(_drop(target))
-            # A killed client's session ends when the server notices; until then nothing can be copied from it.
-            connection.execute(
-                "select pg_terminate_backend(pid, 5000) from pg_stat_activity where datname = %s", [source]
-            )
-            owner = connection.execute(
-                "select pg_get_userbyid(datdba) from pg_database where datname = %s", [source]
-            ).fetchone()
-            assert owner is not None, f"there is no database {source}"
-            connection.execute(
-                sql.SQL("create database {} template {} owner {}").format(
-                    sql.Identifier(target), sql.Identifier(source), sql.Identifier(owner[0])
-                )
-            )
+    def _alone_in_the_ledger(self) -> psycopg.Connection[Any]:
+        """A superuser's connection; the sessions of killed clients, which the server still serves, end."""
+        connection = psycopg.connect(self._admin_url)
+        connection.execute(
+            "select pg_terminate_backend(pid, 5000) from pg_stat_activity "
+            "where datname = current_database() and pid <> pg_backend_pid()"
+        )
+        return connection
 
 
-def with_database(url: str, name: str) -> str:
-    """`url` with another database."""
-    return make_conninfo(url, dbname=name)
+@dataclass(frozen=True)
+class _Rows:
+    """What is in every table of a database, and how far its sequences are."""
 
+    tables: dict[tuple[str, str], bytes]
+    """Schema and name, to what COPY writes."""
+    sequences: dict[str, int | None]
 
-def _drop(name: str) -> sql.Composed:
-    return sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name))
+    @classmethod
+    def read(cls, connection: psycopg.Connection[Any]) -> "_Rows":
+        tables = {}
+        for table in cls._names(connection):
+            command = sql.SQL("copy {} to stdout (format binary)").format(sql.Identifier(*table))
+            with connection.cursor().copy(command) as copy:
+                tables[table] = b"".join(bytes(block) for block in copy)
+        found = connection.execute(
+            "select format('%I.%I', schemaname, sequencename), last_value from pg_sequences"
+        )
+        return cls(tables, dict(found.fetchall()))
 
+    def write(self, connection: psycopg.Connection[Any]) -> None:
+        assert self._names(connection) == list(self.tables), "the schema is not the one that was saved"
+        # Neither triggers nor foreign keys look at a replica's writes.
+        connection.execute("set local session_replication_role = replica")
+        connection.execute("set local synchronous_commit = off")
+        for table, content in self.tables.items():
+            connection.execute(sql.SQL("delete from {}").format(sql.Identifier(*table)))
+            command = sql.SQL("copy {} from stdin (format binary)").format(sql.Identifier(*table))
+            with connection.cursor().copy(command) as copy:
+                copy.write(content)
+        for name, last in self.sequences.items():
+            connection.execute("select setval(%s, %s, %s)", [name, last or 1, last is not None])
 
-def path_of(root: Path, *parts: str) -> Path:
-    """A folder below `root`, made."""
-    folder = root.joinpath(*parts)
-    os.makedirs(folder, exist_ok=True)
-    return folder
+    @staticmethod
+    def _names(connection: psycopg.Connection[Any]) -> list[tuple[str, str]]:
+        found = connection.execute(
+            "select schemaname, tablename from pg_tables "
+            "where schemaname not in ('pg_catalog', 'information_schema') order by 1, 2"
+        )
+        return [(schema, name) for schema, name in found.fetchall()]

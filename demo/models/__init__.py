@@ -1,0 +1,1 @@
+"""The models that the demo builds: run in the converting environment, importable everywhere."""

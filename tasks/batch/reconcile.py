@@ -1,0 +1,102 @@
+"""reconcile: prove, by id, that the input is answered + failed + not started, before anything is published."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tasks.batch import prepared, rows
+from tasks.batch.rows import Survey
+from tasks.contract import Context, Outcome
+from tasks.errors import StageFailed
+from tasks.ledger.claims import facts_of
+
+_SHOWN_ERRORS = 5
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What counting finds now, and what it found before in this run."""
+
+    facts: dict[str, int]
+    before: dict[str, Any] | None
+
+    @property
+    def satisfied(self) -> bool:
+        """Whether nothing has changed since it was proved. Verify counts again in any case."""
+        return self.facts == self.before
+
+    @property
+    def reason(self) -> str:
+        """For a person."""
+        if self.satisfied:
+            return f"still {_sum(self.facts)}"
+        return "the rows are to be counted by id"
+
+
+def plan(context: Context) -> Plan:
+    """Count."""
+    before = facts_of(context.claim.ledger, context.run.run_id, "reconcile")
+    return Plan(_facts(_count(context)), before)
+
+
+def apply(plan: Plan, context: Context) -> None:
+    """Counting changes nothing."""
+
+
+def verify(context: Context) -> Outcome:
+    """Count, and refuse what must not be published.
+
+    Raises:
+        StageFailed: the count does not come out, too many rows failed, or rows are not started and the spec
+            does not allow partial results.
+    """
+    counted = _count(context)
+    limits = context.run.spec.limits
+    if counted.strangers or counted.answered + counted.failed + counted.to_do != counted.rows:
+        raise StageFailed(
+            f"the count does not come out: {counted.rows} rows in, {_sum(_facts(counted))}, and "
+            f"{counted.strangers} finished ids that are not in the input. Nothing is published; this is a defect, "
+            f"please keep the segments and report it"
+        )
+    if counted.failed > limits.max_row_error_rate * counted.rows:
+        errors = "; ".join(
+            f"{count} x {name} ({counted.examples[name]})"
+            for name, count in counted.errors.most_common(_SHOWN_ERRORS)
+        )
+        raise StageFailed(
+            f"{counted.failed} of {counted.rows} rows failed, more than limits.max_row_error_rate = "
+            f"{limits.max_row_error_rate} allows: {errors}. Nothing is published, the answers are kept: mend the "
+            f"input, or raise the limit in a new run of the same batch"
+        )
+    if counted.to_do and not limits.partial:
+        raise StageFailed(
+            f"{counted.to_do} of {counted.rows} rows are not started, and limits.partial is false. Nothing is "
+            f"published, the answers are kept: run the stages start and run again, or allow partial results"
+        )
+    return Outcome(_sum(_facts(counted)), _facts(counted))
+
+
+def _count(context: Context) -> Survey:
+    ledger, run = context.claim.ledger, context.run
+    facts = facts_of(ledger, run.run_id, "prepare")
+    if facts is None:
+        raise StageFailed("the batch is not prepared: run the stage prepare first")
+    batch = prepared.load(Path(facts["folder"]))
+    answers = rows.answers_of(ledger, batch.batch_id, Path(run.spec.batch.output).absolute())
+    return rows.survey(batch, answers, run.spec)
+
+
+def _facts(counted: Survey) -> dict[str, int]:
+    return {
+        "rows": counted.rows,
+        "answered": counted.answered,
+        "failed": counted.failed,
+        "not_started": counted.to_do,
+    }
+
+
+def _sum(facts: dict[str, int]) -> str:
+    return (
+        f"{facts['rows']} rows = {facts['answered']} answered + {facts['failed']} failed + "
+        f"{facts['not_started']} not started, by id"
+    )

@@ -1,0 +1,70 @@
+"""Submitting a Spark application as a child process: for the command line, and for tests.
+
+The builder of the submission is `tasks.batch.run.submission`; Airflow's operator gets the same one.
+"""
+
+import logging
+import os
+import signal
+from pathlib import Path
+
+from tasks import errors
+from tasks.batch.driver import FAILURE
+from tasks.errors import StageFailed
+from tasks.node import processes
+from tasks.spark import SparkSubmission
+
+log = logging.getLogger(__name__)
+
+_SHOWN_LINES = 8
+_READ_BYTES = 64 * 1024
+
+
+def submit_child(submission: SparkSubmission) -> None:
+    """Run spark-submit as a child that dies with this thread; returns when the application has ended.
+
+    Raises:
+        StageFailed: it failed; the message holds the lines of its log that matter.
+        Unavailable: the engines did not answer; a later try can help.
+    """
+    conf = [word for name, value in submission.conf.items() for word in ("--conf", f"{name}={value}")]
+    command: list[str | os.PathLike[str]] = [
+        submission.binary,
+        "--name",
+        submission.name,
+        *conf,
+        submission.application,
+    ]
+    submission.log.parent.mkdir(parents=True, exist_ok=True)
+    before = submission.log.stat().st_size if submission.log.exists() else 0
+    child = processes.spawn(
+        [*command, *submission.arguments],
+        submission.environment,
+        submission.log,
+        cwd=submission.log.parent,
+    )
+    try:
+        status = child.wait()
+    finally:
+        if child.returncode is None:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+    if status != 0:
+        raise _failure(status, submission.log, before)
+
+
+def _failure(status: int, log_file: Path, start: int) -> errors.StageError:
+    with log_file.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(start, size - _READ_BYTES))
+        lines = file.read().decode("utf-8", "replace").splitlines()
+    told = [line.removeprefix(FAILURE) for line in lines if line.startswith(FAILURE)]
+    if told:
+        name, _, message = told[-1].partition(": ")
+        kind = getattr(errors, name, StageFailed)
+        return kind(message) if issubclass(kind, errors.StageError) else StageFailed(told[-1])
+    shown = "\n".join(line for line in lines if line.strip() and not line.startswith(("\tat ", "  ")))
+    last = "\n".join(shown.splitlines()[-_SHOWN_LINES:]) or "(it printed nothing)"
+    return StageFailed(
+        f"the Spark application ended with status {status}; the end of its log {log_file}:\n{last}"
+    )

@@ -1,0 +1,212 @@
+"""Reap: end what outlived its lease or its run on this node. Safe at any time, and twice.
+
+The last line of defence, so it depends on no scheduler and believes no flag: it looks at the ledger's leases
+and runs, and at the processes that are there, which it finds by their marks even when the ledger knows
+nothing of them. A pool whose run is open, whose lease holds and whose keeper lives is not touched; nor is a
+run that a stage on this node is acting for at this moment.
+"""
+
+import logging
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from tasks.errors import Busy, StageFailed
+from tasks.ledger import Claim, Ledger, Run, close, leases, take
+from tasks.ledger.leases import Lease
+from tasks.ledger.runs import find as find_run
+from tasks.node import lock
+from tasks.node.processes import Process
+from tasks.serving import leftovers, pools
+from tasks.serving.pools import Pool
+from tasks.settings import Settings
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Reaped:
+    """What was done about one run."""
+
+    run_id: str
+    why: str
+    ended: tuple[int, ...] = ()
+    """Pids of the keepers and workers that were ended."""
+    pool_id: str | None = None
+    """The pool that is recorded as ended now."""
+    released: int | None = None
+    """The lease that is given back."""
+
+
+@dataclass
+class Report:
+    """What a reaping found and did."""
+
+    reaped: list[Reaped] = field(default_factory=list)
+    left_alone: dict[str, str] = field(default_factory=dict)
+    """Run to the reason why it was not touched."""
+
+    @property
+    def message(self) -> str:
+        """One line for a person."""
+        if not self.reaped:
+            return f"nothing to reap; {len(self.left_alone)} run(s) left alone"
+        return f"reaped {len(self.reaped)} run(s): " + "; ".join(
+            f"{one.run_id} ({one.why})" for one in self.reaped
+        )
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What one run has on this node."""
+
+    run_id: str
+    run: Run | None
+    pool: Pool | None
+    lease: Lease | None
+    processes: tuple[Process, ...]
+
+
+def reap(settings: Settings, run_id: str | None = None, force: bool = False) -> Report:
+    """End keepers, workers and leases of this node that nobody should hold any more.
+
+    Args:
+        run_id: look at this run only.
+        force: end what this run has, however healthy: for a person who knows.
+
+    Raises:
+        Unavailable: the ledger does not answer, so nobody can tell what is over; keepers end by
+            their own clock.
+        StageFailed: a process does not end.
+    """
+    report = Report()
+    with Ledger(settings.database_url(), settings.sql) as ledger:
+        for name in sorted(_candidates(ledger, settings, run_id)):
+            with ExitStack() as stack:
+                try:
+                    # Whoever provisions, starts, stops or restores for the run holds this lock.
+                    lock_file = settings.locks / f"{name}-devices.lock"
+                    stack.enter_context(lock.held(lock_file, f"reap of run {name}", wait_s=0.0))
+                except Busy as error:
+                    report.left_alone[name] = str(error)
+                    continue
+                found = _look(ledger, settings, name)
+                why = "a person asked for it" if force and name == run_id else _why_over(found)
+                if why is None:
+                    report.left_alone[name] = _why_left_alone(found)
+                    continue
+                report.reaped.append(_end(ledger, settings, found, why))
+    return report
+
+
+def _candidates(ledger: Ledger, settings: Settings, run_id: str | None) -> set[str]:
+    if run_id is not None:
+        return {run_id}
+    return {
+        *leftovers.runs(),
+        *(pool.run_id for pool in pools.open_pools(ledger, settings.node)),
+        *(lease.run_id for lease in leases.live_leases(ledger, settings.node)),
+    }
+
+
+def _look(ledger: Ledger, settings: Settings, run_id: str) -> _Found:
+    known = pools.leaders(pools.attempts(ledger, run_id))
+    pool = pools.open_pool(ledger, run_id)
+    return _Found(
+        run_id,
+        find_run(ledger, run_id),
+        pool if pool is not None and pool.node == settings.node else None,
+        leases.lease_of(ledger, run_id, settings.node),
+        (*leftovers.keepers(run_id), *leftovers.workers(run_id, known)),
+    )
+
+
+def _why_over(found: _Found) -> str | None:
+    """Why what was found should end; None when it should not."""
+    if not (found.processes or found.pool or found.lease):
+        return None
+    if found.run is None:
+        return "the ledger knows no such run"
+    if found.run.verdict is not None:
+        return f"the run is closed ({found.run.verdict})"
+    if found.lease is not None and found.lease.is_over:
+        return f"its lease {'was abandoned' if found.lease.state == 'abandoned' else 'expired'}"
+    if found.pool is None:
+        return "its processes belong to no open pool" if found.processes else None
+    if found.pool.wanted.lease_id is not None and found.lease is None:
+        return "its lease was released"
+    if found.pool.keeper is None or not found.pool.keeper.is_alive():
+        # Nobody is starting it (the lock is ours), and nobody can parent its workers again.
+        return "its keeper is dead"
+    return None
+
+
+def _why_left_alone(found: _Found) -> str:
+    if not (found.processes or found.pool or found.lease):
+        return "it holds nothing on this node"
+    return "its run is open and its lease holds" + (" and its keeper lives" if found.pool else "")
+
+
+def _end(ledger: Ledger, settings: Settings, found: _Found, why: str) -> Reaped:
+    log.info("reaping run %s: %s", found.run_id, why)
+    if found.run is None:
+        _end_processes(found, [], settings)
+        return Reaped(found.run_id, why, _pids(found))
+    # Fenced first: a keeper that sleeps through its end must not write when it wakes up.
+    claim, _ = take(ledger, found.run_id, "reap", frozenset({"reap", "keeper"}))
+    try:
+        _end_processes(found, pools.leaders(pools.attempts(ledger, found.run_id)), settings)
+        if found.pool is not None:
+            pools.end(claim, found.pool.pool_id, f"reaped: {why}")
+        released = _release(claim, found, why)
+        claim.finish("done", why, {"processes": len(found.processes)})
+    finally:
+        if found.run.verdict is not None:
+            # A claim opens its run; this one was only for cleaning up.
+            close(ledger, found.run_id, found.run.verdict)
+    pool_id = found.pool.pool_id if found.pool else None
+    return Reaped(found.run_id, why, _pids(found), pool_id, released)
+
+
+def _end_processes(found: _Found, leaders: list[Process], settings: Settings) -> None:
+    survivors = leftovers.end(
+        found.run_id,
+        leaders,
+        found.pool.keeper if found.pool else None,
+        keeper_grace_s=settings.drain_s + settings.stop_grace_s,
+    )
+    if survivors:
+        pids = ", ".join(str(process.pid) for process in survivors)
+        raise StageFailed(
+            f"process(es) {pids} of run {found.run_id} do not end, even after SIGKILL: its lease stays held; "
+            f"look at /proc/PID/stack, then reap again"
+        )
+
+
+def _release(claim: Claim, found: _Found, why: str) -> int | None:
+    """Give the run's devices back, unless the run itself is healthy and only its pool was not."""
+    if found.lease is None or why == "its keeper is dead":
+        return None
+    leases.release(claim, found.lease.lease_id, f"reaped: {why}")
+    return found.lease.lease_id
+
+
+def _pids(found: _Found) -> tuple[int, ...]:
+    return tuple(process.pid for process in found.processes)
+
+
+def as_facts(report: Report) -> dict[str, Any]:
+    """The report for `--json`."""
+    return {
+        "reaped": [
+            {
+                "run_id": one.run_id,
+                "why": one.why,
+                "processes_ended": len(one.ended),
+                "pool_id": one.pool_id,
+                "lease_released": one.released,
+            }
+            for one in report.reaped
+        ],
+        "left_alone": report.left_alone,
+    }

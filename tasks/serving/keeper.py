@@ -1,0 +1,232 @@
+"""The keeper: one process for each pool, which parents its workers and outlives the stage that started it.
+
+    python -m tasks.serving.keeper --pool ID --epoch N
+
+Keeps:
+- no worker outlives the lease: the keeper ends its pool by its own clock, with the ledger gone too;
+- a keeper whose claim has ended (another start, stop, or the reaper) ends its pool;
+- on SIGTERM it lets requests finish for a moment, ends its workers, and goes;
+- when it is killed itself the kernel kills the servers, and a scan finds what they forked (`leftovers`).
+"""
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from tasks import pool_key
+from tasks import settings as deployment
+from tasks.errors import InputError, StageError
+from tasks.ledger import Claim, Ledger
+from tasks.ledger import load as load_run
+from tasks.node import lock
+from tasks.node.processes import this_process
+from tasks.serving import pools, ports, probes, registry
+from tasks.serving.line import Line, now_s
+from tasks.serving.pools import Pool
+from tasks.serving.server import Job
+from tasks.serving.worker import Worker
+from tasks.settings import Settings
+
+log = logging.getLogger("tasks.serving.keeper")
+
+_PATIENCE_S = 5.0
+"""Of one attempt to reach the ledger; the keeper does not wait for it, it only tries again."""
+
+_LAST_WRITES_S = 3.0
+_WATCH_S = 0.2
+_DRAIN_POLL_S = 0.1
+
+
+class Keeper:
+    """A pool's workers, its registry and its line to the ledger."""
+
+    def __init__(self, pool: Pool, job: Job, claim: Claim) -> None:
+        self._pool = pool
+        self._job = job
+        self._claim = claim
+        self._settings = job.settings
+        self._workers: list[Worker] = []
+        self._why_over: str | None = None
+        self._claim_lost = False
+        self._ends_at = now_s() + job.settings.lease_s
+        self._draining = False
+
+    async def keep(self) -> str:
+        """Hold the pool until it must end; returns why it did."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._end, f"asked to end by {number.name}")
+        line = Line(self._claim, self._pool.wanted.lease_id, self._settings, self._renewed, self._lost)
+        line.open()
+        listening = ports.listen(self._settings.serve_host, self._settings.port_range)
+        answering = await registry.serve(listening, self._job.key, self._describe, self._try_again)
+        self._record_started(line, listening.getsockname()[1])
+        turns = asyncio.Semaphore(_starts_at_once(self._job, len(self._pool.wanted.slots)))
+        async with probes.session(self._job.key) as client:
+            self._workers = [
+                Worker(
+                    number,
+                    slot,
+                    self._job,
+                    client=client,
+                    record=line.write,
+                    queries=self._claim.ledger.queries,
+                    turns=turns,
+                )
+                for number, slot in enumerate(self._pool.wanted.slots)
+            ]
+            tending = [asyncio.create_task(worker.tend()) for worker in self._workers]
+            try:
+                await self._until_over(tending)
+                await self._drain()
+            finally:
+                for task in tending:
+                    task.cancel()
+                await asyncio.gather(*tending, return_exceptions=True)
+                stopped = await asyncio.gather(
+                    *(worker.stop() for worker in self._workers), return_exceptions=True
+                )
+        for result in stopped:
+            if isinstance(result, BaseException):
+                log.error("a worker could not be stopped", exc_info=result)
+        await self._record_end(line)
+        await answering.cleanup()
+        return self._why_over or "unknown"
+
+    async def _until_over(self, tending: list["asyncio.Task[None]"]) -> None:
+        # Ending takes a while too, and must be over when the lease is.
+        margin_s = min(self._settings.stop_grace_s, self._settings.lease_s / 4)
+        while self._why_over is None:
+            if now_s() > self._ends_at - margin_s:
+                self._end("the lease expires and could not be renewed")
+            for task in tending:
+                if task.done():
+                    task.result()  # a defect; ends the keeper, which ends its pool
+            await asyncio.sleep(_WATCH_S)
+        log.info("the pool ends: %s", self._why_over)
+
+    async def _drain(self) -> None:
+        """Send no one new to the workers, and let them finish what they have, for a moment."""
+        self._draining = True
+        deadline = min(now_s() + self._settings.drain_s, self._ends_at)
+        async with probes.session(self._job.key) as client:
+            while now_s() < deadline:
+                ready = [worker.url for worker in self._workers if worker.state == "ready"]
+                loads = await asyncio.gather(*(probes.load(client, url) for url in ready))
+                if all(load is None or load.idle for load in loads):
+                    return
+                await asyncio.sleep(_DRAIN_POLL_S)
+
+    def _describe(self) -> dict[str, Any]:
+        return {
+            "pool_id": self._pool.pool_id,
+            "model": self._job.release_id,
+            "draining": self._draining,
+            "workers": [worker.describe() for worker in self._workers],
+        }
+
+    def _try_again(self) -> None:
+        for worker in self._workers:
+            worker.try_again()
+
+    def _renewed(self, until_s: float) -> None:
+        self._ends_at = until_s
+
+    def _lost(self, reason: str) -> None:
+        self._claim_lost = True
+        self._end(reason)
+
+    def _end(self, reason: str) -> None:
+        if self._why_over is None:
+            self._why_over = reason
+
+    def _record_started(self, line: Line, port: int) -> None:
+        host = self._settings.serve_host
+        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        process = this_process()
+        values = {
+            "pool_id": self._pool.pool_id,
+            "registry": url,
+            "host": process.host,
+            "boot_id": process.boot_id,
+            "pid": process.pid,
+            "start_ticks": process.start_ticks,
+        }
+        queries = self._claim.ledger.queries
+        line.write(lambda connection: queries.pool_started(connection, **values))
+
+    async def _record_end(self, line: Line) -> None:
+        """Close the pool in the ledger, when this is still ours to do and nothing is left of it."""
+        if not self._claim_lost and all(worker.is_gone for worker in self._workers):
+            queries = self._claim.ledger.queries
+            values = {"pool_id": self._pool.pool_id, "reason": self._why_over}
+            line.write(lambda connection: queries.end_pool(connection, **values))
+        await line.close(self._why_over or "unknown", _LAST_WRITES_S)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Keep the pool that is named on the command line."""
+    parser = argparse.ArgumentParser(prog="python -m tasks.serving.keeper", description=__doc__)
+    parser.add_argument("--pool", required=True, help="its id in the ledger")
+    parser.add_argument("--epoch", required=True, type=int, help="of the run's claim `keeper`")
+    given = parser.parse_args(arguments)
+    settings = deployment.current()
+    logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        return _keep(given.pool, given.epoch, settings)
+    except StageError as error:
+        log.error("%s", error)
+        return error.exit_status
+
+
+def _keep(pool_id: str, epoch: int, settings: Settings) -> int:
+    with Ledger(settings.database_url(), settings.sql, patience_s=_PATIENCE_S) as ledger:
+        pool = pools.load(ledger, pool_id)
+        if pool is None:
+            raise InputError(f"there is no pool {pool_id!r} in the ledger")
+        run = load_run(ledger, pool.run_id)
+        claim = Claim(ledger, pool.run_id, "keeper", epoch)
+        claim.hand_over(this_process())
+        ledger.close()  # from here on only the line speaks to it
+        job = Job(
+            pool_id,
+            pool.run_id,
+            pool.wanted.release_id,
+            pool.wanted.release_path,
+            run.spec.serving,
+            pool_key.derive(settings.secret(), pool_id),
+            settings,
+        )
+        lock_file = settings.locks / f"{pool.run_id}-keeper.lock"
+        with lock.held(lock_file, f"keeper of pool {pool_id}", settings.lock_wait_s):
+            reason = asyncio.run(Keeper(pool, job, claim).keep())
+    log.info("ended: %s", reason)
+    return 0
+
+
+def _starts_at_once(job: Job, workers: int) -> int:
+    """How many workers may load at once: on a CPU they share the host's memory, on GPUs each has its own.
+
+    A loading worker holds its weights twice (the file's pages and the tensors) beside Python and torch.
+    """
+    if job.settings.starts_at_once is not None:
+        return job.settings.starts_at_once
+    weights_bytes = sum(path.stat().st_size for path in job.release_path.glob("*.safetensors"))
+    needed = 2 * weights_bytes + (job.serving.kv_cache_memory_mb or 0) * 2**20 + 1.5 * 2**30
+    return max(1, min(workers, int(_available_bytes() // needed)))
+
+
+def _available_bytes() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

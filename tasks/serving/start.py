@@ -1,0 +1,292 @@
+"""Stage `start`: a pool of ready workers, or the one that is there mended.
+
+The world is the keeper (is it alive, does its registry answer for our pool) and its workers. A keeper that
+lives is adopted and replaces its dead workers itself; one that died leaves servers that nobody parents: they
+are ended, and a new keeper with a new pool is started. A start that fails leaves no pool.
+"""
+
+import asyncio
+import logging
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tasks import pool_key
+from tasks.contract import Context, Outcome
+from tasks.errors import InputError, Remedy, StageFailed
+from tasks.ledger import take
+from tasks.ledger.claims import facts_of
+from tasks.node import processes
+from tasks.serving import diagnosis, flags, leftovers, pools, probes
+from tasks.serving.diagnosis import Diagnosis
+from tasks.serving.launch import Slot
+from tasks.serving.pools import Pool, Wanted
+
+log = logging.getLogger(__name__)
+
+_POLL_S = 0.25
+_CANARY_TOKENS = 1
+_NO_POOL = {"pool_id": None, "registry": None, "model": None, "workers": 0}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is missing from the pool."""
+
+    reason: str
+    satisfied: bool = False
+    wanted: Wanted | None = None
+    """None where no pool is wanted."""
+    keeper: Pool | None = None
+    """A live keeper whose pool is as wanted; its workers may need mending."""
+
+
+def plan(context: Context) -> Plan:
+    """What differs between the pool that is wanted and the one that is there.
+
+    Raises:
+        InputError: a flag in serving.extra_args does not exist, or a stage before this one has not been run.
+    """
+    to_do = _facts(context, "prepare")["to_do"]
+    if to_do == 0:
+        return Plan("no row is left to do, so no model is loaded", satisfied=True)
+    flags.check(context.run.spec.serving.extra_args, context.settings.serving_flags)
+    wanted = _wanted(context)
+    there = pools.open_pool(context.claim.ledger, context.run.run_id)
+    workers = len(wanted.slots)
+    if there is None or there.wanted != wanted or there.keeper is None or not there.keeper.is_alive():
+        left = _leftovers(context)
+        first = f"end {len(left)} process(es) of a pool that is not wanted any more, then " if left else ""
+        return Plan(f"{first}start {workers} worker(s) of {wanted.release_id}", wanted=wanted)
+    try:
+        document = asyncio.run(_ask(context, there))
+    except probes.NoAnswer as error:
+        return Plan(f"the keeper of pool {there.pool_id} is replaced: {error}", wanted=wanted)
+    lame = [worker["worker_id"] for worker in document["workers"] if worker["state"] != "ready"]
+    if document["draining"]:
+        return Plan(f"pool {there.pool_id} is ending, so another is started", wanted=wanted)
+    if lame:
+        return Plan(f"wait for the keeper to replace {', '.join(lame)}", wanted=wanted, keeper=there)
+    return Plan(f"all {workers} worker(s) of pool {there.pool_id} are ready", True, wanted, there)
+
+
+def apply(plan: Plan, context: Context) -> None:
+    """Start or mend the pool, and wait until every worker is ready.
+
+    Raises:
+        StageFailed, InputError, Unavailable: a worker was given up; the message has its log's lines.
+    """
+    assert plan.wanted is not None, "a plan without a pool is satisfied"
+    try:
+        pool, child = (plan.keeper, None) if plan.keeper else _launch(plan.wanted, context)
+        pool = _await_registry(pool, child, context)
+        _await_workers(pool, context)
+    except Exception as error:
+        # Airflow does not tear down what failed to set up.
+        _end_pool(context, f"start failed: {error}")
+        raise
+
+
+def verify(context: Context) -> Outcome:
+    """Every worker answers a chat with the pool's key, and turns away who has none.
+
+    Raises:
+        StageFailed: one does not.
+    """
+    if _facts(context, "prepare")["to_do"] == 0:
+        return Outcome("no pool is needed", _NO_POOL)
+    there = pools.open_pool(context.claim.ledger, context.run.run_id)
+    if there is None or there.registry is None:
+        raise StageFailed(
+            "the pool ended while it was being verified; look at the keeper's log and start again"
+        )
+    try:
+        document = asyncio.run(_prove(context, there))
+    except probes.NoAnswer as error:
+        raise StageFailed(f"the pool is up but does not serve: {error}") from None
+    workers = len(document["workers"])
+    facts = {
+        "pool_id": there.pool_id,
+        "registry": there.registry,
+        "model": there.wanted.release_id,
+        "workers": workers,
+    }
+    return Outcome(f"{workers} worker(s) serve {there.wanted.release_id}", facts)
+
+
+def _launch(wanted: Wanted, context: Context) -> tuple[Pool, "subprocess.Popen[bytes]"]:
+    """End what is left of an older pool and start a keeper; it is in the ledger before it exists."""
+    run_id, ledger, settings = context.run.run_id, context.claim.ledger, context.settings
+    _end_pool(context, "replaced")
+    keeping, holders = take(ledger, run_id, "keeper", frozenset({"keeper"}))
+    processes.end(holders, grace_s=0)
+    pool_id = f"{run_id}.{keeping.epoch}"
+    pools.intend(keeping, pool_id, settings.node, wanted)
+    secrets = {}
+    if settings.ledger_url is not None:
+        secrets["QWEN_PIPELINE_LEDGER_URL"] = settings.ledger_url.get_secret_value()
+    child = processes.spawn(
+        [sys.executable, "-m", "tasks.serving.keeper", "--pool", pool_id, "--epoch", str(keeping.epoch)],
+        processes.environment(f"{run_id}/keeper", secrets),
+        _keeper_log(context),
+        outlives_parent=True,
+        cwd=Path("/"),
+    )
+    pool = pools.load(ledger, pool_id)
+    assert pool is not None, "it was written a moment ago"
+    return pool, child
+
+
+def _await_registry(pool: Pool, child: "subprocess.Popen[bytes] | None", context: Context) -> Pool:
+    """The pool as its keeper wrote it down."""
+    deadline = time.monotonic() + context.settings.start_timeout_s
+    offset = 0
+    while pool.registry is None:
+        if child is not None and child.poll() is not None:
+            how = f"ended with exit status {child.returncode}"
+            raise diagnosis.of_log("the keeper", _keeper_log(context), offset, how).as_error()
+        if time.monotonic() > deadline:
+            raise StageFailed(
+                f"the keeper of pool {pool.pool_id} did not come up; its log is {_keeper_log(context)}"
+            )
+        time.sleep(_POLL_S)
+        found = pools.load(context.claim.ledger, pool.pool_id)
+        assert found is not None, "pools are never deleted"
+        pool = found
+    return pool
+
+
+def _await_workers(pool: Pool, context: Context) -> None:
+    total = len(pool.wanted.slots)
+    deadline = time.monotonic() + context.settings.start_timeout_s
+    shown = -1
+    document = asyncio.run(_ask(context, pool, try_again=True))
+    while True:
+        states = {worker["worker_id"]: worker for worker in document["workers"]}
+        ready = sum(worker["state"] == "ready" for worker in states.values())
+        if ready != shown:
+            context.claim.progress(ready, total, "workers")
+            shown = ready
+        if ready == total:
+            return
+        _raise_when_given_up(list(states.values()))
+        if time.monotonic() > deadline:
+            late = "; ".join(
+                f"{name} is {worker['state']}: {worker['message']}"
+                for name, worker in states.items()
+                if worker["state"] != "ready"
+            )
+            raise StageFailed(
+                f"the pool was not ready after {context.settings.start_timeout_s:.0f} s: {late}"
+            )
+        time.sleep(_POLL_S)
+        document = _ask_living(context, pool)
+
+
+def _raise_when_given_up(workers: list[dict[str, Any]]) -> None:
+    given_up = [worker for worker in workers if worker["given_up"]]
+    if given_up:
+        first = given_up[0]
+        remedy = Remedy(first["given_up"]["remedy"])
+        also = f"\n({len(given_up)} of {len(workers)} workers were given up)" if len(workers) > 1 else ""
+        message = f"{first['message']}\nafter {first['attempt']} start(s){also}"
+        raise Diagnosis(first["given_up"]["kind"], remedy, message).as_error()
+
+
+def _ask_living(context: Context, pool: Pool) -> dict[str, Any]:
+    """What the registry says; a keeper that is busy for a moment is asked again, a dead one is a failure."""
+    for patience in range(20):
+        try:
+            return asyncio.run(_ask(context, pool))
+        except probes.NoAnswer as error:
+            ended = pool.keeper is not None and not pool.keeper.is_alive()
+            if ended or patience == 19:
+                raise StageFailed(
+                    f"the keeper of pool {pool.pool_id} {'ended' if ended else 'hangs'} ({error}); "
+                    f"its log is {_keeper_log(context)}"
+                ) from None
+            time.sleep(_POLL_S)
+    raise AssertionError("the loop returns or raises")
+
+
+async def _ask(context: Context, pool: Pool, *, try_again: bool = False) -> dict[str, Any]:
+    if pool.registry is None:
+        raise probes.NoAnswer("it has not said yet where its registry is")
+    async with probes.session(_key(context, pool)) as client:
+        if try_again:
+            return await probes.retry(client, pool.registry, pool.pool_id)
+        return await probes.pool(client, pool.registry, pool.pool_id)
+
+
+async def _prove(context: Context, pool: Pool) -> dict[str, Any]:
+    document = await _ask(context, pool)
+    timeout_s = context.settings.canary_timeout_s
+
+    async def prove(worker: dict[str, Any]) -> None:
+        try:
+            if worker["state"] != "ready":
+                raise probes.NoAnswer(f"it is {worker['state']}: {worker['message']}")
+            await probes.refuses_strangers(worker["url"], timeout_s)
+            await probes.answer(
+                client, worker["url"], pool.wanted.release_id, max_tokens=_CANARY_TOKENS, timeout_s=timeout_s
+            )
+        except probes.NoAnswer as error:
+            raise probes.NoAnswer(f"{worker['worker_id']}: {error}") from None
+
+    async with probes.session(_key(context, pool)) as client:
+        await asyncio.gather(*(prove(worker) for worker in document["workers"]))
+    return document
+
+
+def _end_pool(context: Context, reason: str) -> None:
+    """End whatever there is of a pool of this run, and write that down."""
+    run_id, settings, ledger = context.run.run_id, context.settings, context.claim.ledger
+    there = pools.open_pool(ledger, run_id)
+    survivors = leftovers.end(
+        run_id,
+        pools.leaders(pools.attempts(ledger, run_id)),
+        there.keeper if there else None,
+        keeper_grace_s=settings.drain_s + settings.stop_grace_s,
+    )
+    if survivors:
+        pids = ", ".join(str(process.pid) for process in survivors)
+        raise StageFailed(
+            f"process(es) {pids} of the pool of run {run_id} do not end, not even after SIGKILL"
+        )
+    if there is not None:
+        pools.end(context.claim, there.pool_id, reason)
+
+
+def _leftovers(context: Context) -> list[processes.Process]:
+    run_id = context.run.run_id
+    known = pools.leaders(pools.attempts(context.claim.ledger, run_id))
+    return [*leftovers.keepers(run_id), *leftovers.workers(run_id, known)]
+
+
+def _wanted(context: Context) -> Wanted:
+    release, devices = _facts(context, "convert"), _facts(context, "provision")
+    slots = tuple(Slot.from_facts(slot) for slot in devices["slots"])
+    if not slots:
+        raise StageFailed("provision handed on no slot although rows are left to do: run provision again")
+    return Wanted(release["release_id"], Path(release["path"]), slots, devices["lease_id"])
+
+
+def _facts(context: Context, stage: str) -> dict[str, Any]:
+    facts = facts_of(context.claim.ledger, context.run.run_id, stage)
+    if facts is None:
+        raise InputError(
+            f"stage start needs what stage {stage} found, and {stage} has not succeeded in run "
+            f"{context.run.run_id}: run `qwen-pipeline {stage}` first"
+        )
+    return facts
+
+
+def _key(context: Context, pool: Pool) -> str:
+    return pool_key.derive(context.settings.secret(), pool.pool_id)
+
+
+def _keeper_log(context: Context) -> Path:
+    return context.settings.logs / context.run.run_id / "keeper.log"

@@ -1,0 +1,98 @@
+"""The texts on which awq measures activations.
+
+Keeps: the same file gives the same texts in the same order, so their hash can be part of a release's name. They
+are read here, once, and handed to the converter; it never looks for data itself.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from importlib import import_module
+from itertools import islice
+from pathlib import Path
+
+from tasks.errors import InputError
+
+SAMPLES = 16
+"""Sequences. awq needs the mean size of each channel's activations, which settles fast: its authors saw the same
+perplexity from 16 sequences as from 192 (arXiv 2306.00978, figure 8)."""
+
+SAMPLE_TOKENS = 128
+"""Tokens of a sequence. Time grows with samples times tokens, and on two cores it is most of a conversion."""
+
+_LONGEST_TEXT_CHARS = 4_000
+"""Of one text: so that a long one does not crowd out the others."""
+
+_TEXTS = 64
+"""Texts kept. Sequences are cut from all of them joined; more would never be reached."""
+
+_COLUMN = "text"
+
+
+def texts(calibration: str | None) -> list[str]:
+    """The calibration texts that `convert.calibration` names.
+
+    Raises:
+        InputError: the file cannot be read, is of no known kind, or holds no text.
+    """
+    found = _shipped_with_python() if calibration is None else _from_file(Path(calibration))
+    kept = [text[:_LONGEST_TEXT_CHARS] for text in islice((text for text in found if text.strip()), _TEXTS)]
+    if not kept:
+        raise InputError(f"convert.calibration: {calibration} holds no text")
+    return kept
+
+
+def digest(calibration_texts: list[str]) -> str:
+    """Names the texts in a release's fingerprint."""
+    return hashlib.sha256(json.dumps(calibration_texts).encode()).hexdigest()
+
+
+def _shipped_with_python() -> Iterator[str]:
+    """The language reference by topic, as `help()` shows it: half a megabyte of English prose and code."""
+    topics: dict[str, str] = import_module("pydoc_data.topics").topics
+    for name in sorted(topics):
+        yield topics[name]
+
+
+def _from_file(path: Path) -> Iterator[str]:
+    try:
+        match path.suffix:
+            case ".jsonl":
+                yield from _from_jsonl(path)
+            case ".parquet":
+                yield from _from_parquet(path)
+            case ".txt":
+                yield from path.read_text(encoding="utf-8").split("\n\n")
+            case other:
+                raise InputError(f"convert.calibration: {path} is a {other or 'nameless'} file; give .jsonl, .parquet or .txt")
+    except OSError as error:
+        raise InputError(f"convert.calibration: {path} cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"convert.calibration: {path} is not UTF-8 text") from None
+
+
+def _from_jsonl(path: Path) -> Iterator[str]:
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                text = json.loads(line)[_COLUMN]
+            except (ValueError, KeyError, TypeError):
+                text = None
+            if not isinstance(text, str):
+                raise InputError(f'convert.calibration: line {number} of {path} is no object with a string "{_COLUMN}"')
+            yield text
+
+
+def _from_parquet(path: Path) -> Iterator[str]:
+    from pyarrow import ArrowInvalid, parquet
+
+    try:
+        file = parquet.ParquetFile(path)
+    except ArrowInvalid as error:
+        raise InputError(f"convert.calibration: {path} is not parquet: {error}") from None
+    with file:
+        if _COLUMN not in file.schema_arrow.names:
+            names = ", ".join(file.schema_arrow.names)
+            raise InputError(f"convert.calibration: {path} has no column {_COLUMN}; it has {names}")
+        for batch in file.iter_batches(columns=[_COLUMN]):
+            yield from (str(text) for text in batch.column(0).to_pylist() if text is not None)

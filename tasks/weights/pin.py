@@ -1,0 +1,137 @@
+"""Fix what is open about a run's weights: the commit, the library versions, and so the release.
+
+A release is named by the fingerprint of everything that its bytes depend on. Two runs with one fingerprint share
+one release; a new commit, scheme, calibration text or library version gives another.
+"""
+
+import hashlib
+import json
+import re
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from tasks.errors import InputError, StageFailed
+from tasks.settings import Settings
+from tasks.spec import RunSpec
+from tasks.spec.model import Convert
+from tasks.weights import calibration, hub, store
+
+RECIPE_VERSION = 1
+"""Raise it when `recipes` or `converting` change what comes out for the same inputs."""
+
+_LIBRARIES = ("compressed-tensors", "llmcompressor", "safetensors", "torch", "transformers")
+"""What decides over a converted checkpoint's bytes."""
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def pin(spec: RunSpec, settings: Settings) -> dict[str, Any]:
+    """`commit`, `versions`, `fingerprint` and `release_id` for this spec, as of now.
+
+    Raises:
+        InputError: the repository, the revision or the calibration file does not exist.
+        Unavailable: the hub did not answer.
+        StageFailed: the converting environment is not there.
+    """
+    commit = _commit(spec.model.repo, spec.model.revision, settings)
+    versions = converter_versions(settings.python_convert) if spec.convert.scheme != "none" else {}
+    fingerprint = {
+        "repo": spec.model.repo,
+        "commit": commit,
+        "scheme": spec.convert.scheme,
+        "settings": _settings_of(spec.convert),
+        "calibration": _calibration_of(spec.convert),
+        "versions": versions,
+    }
+    return {
+        "commit": commit,
+        "versions": versions,
+        "fingerprint": fingerprint,
+        "release_id": release_id(fingerprint),
+    }
+
+
+def release_id(fingerprint: dict[str, Any]) -> str:
+    """A readable name with 48 bits of the fingerprint's hash; lower case, usable as file and model name."""
+    hexadecimal = hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()[:12]
+    name = re.sub(r"[^a-z0-9.]+", "-", fingerprint["repo"].rpartition("/")[2].lower()).strip("-.")
+    group_size = fingerprint["settings"].get("group_size")
+    parts = [name[:48], fingerprint["scheme"].replace("_", "-"), f"g{group_size}" if group_size else "", hexadecimal]
+    return "-".join(part for part in parts if part)
+
+
+def converter_versions(python: Path) -> dict[str, str]:
+    """Versions of the converting libraries, read from their environment's metadata; nothing is imported.
+
+    Args:
+        python: the environment's interpreter.
+
+    Raises:
+        StageFailed: it is not there, or a library is missing in it.
+    """
+    folders = [str(path) for path in python.parent.parent.glob("lib/python3*/site-packages")]
+    found = {
+        distribution.metadata["Name"].lower().replace("_", "-"): distribution.version
+        for distribution in metadata.distributions(path=folders)
+    }
+    missing = [library for library in _LIBRARIES if library not in found]
+    if missing:
+        raise StageFailed(
+            f"the converting environment of {python} lacks {', '.join(missing)}: run `make setup`, or set "
+            f"QWEN_PIPELINE_PYTHON_CONVERT to the interpreter of one that has them"
+        )
+    return {library: found[library] for library in _LIBRARIES}
+
+
+def recall_revision(repo: str, revision: str, commit: str, settings: Settings) -> None:
+    """Note what a branch or tag stood for when it was downloaded, for runs that may not ask the hub."""
+    if not _COMMIT.fullmatch(revision):
+        store.write_atomically(_revision_file(repo, revision, settings), commit)
+
+
+def _commit(repo: str, revision: str, settings: Settings) -> str:
+    if _COMMIT.fullmatch(revision) and _is_downloaded(repo, revision, settings):
+        return revision
+    if not settings.hub_offline:
+        return hub.commit_of(repo, revision, settings)
+    try:
+        commit = _revision_file(repo, revision, settings).read_text().strip()
+    except OSError:
+        commit = ""
+    if not _COMMIT.fullmatch(commit) or not _is_downloaded(repo, commit, settings):
+        raise InputError(
+            f"model.revision: {repo} at {revision!r} is not in {settings.store}, and HF_HUB_OFFLINE forbids asking the "
+            f"hub: download it once without, or name a commit that is there"
+        )
+    return commit
+
+
+def _is_downloaded(repo: str, commit: str, settings: Settings) -> bool:
+    folder = store.download_folder(settings, repo, commit)
+    return store.read_manifest(folder / store.DOWNLOAD_MANIFEST) is not None
+
+
+def _revision_file(repo: str, revision: str, settings: Settings) -> Path:
+    name = re.sub(r"[^A-Za-z0-9._-]", lambda sign: f"%{ord(sign[0]):02x}", revision)
+    return settings.store / "downloads" / repo.replace("/", "--") / "revisions" / name
+
+
+def _settings_of(convert: Convert) -> dict[str, Any]:
+    match convert.scheme:
+        case "none":
+            return {}
+        case "awq":
+            return {
+                "recipe": RECIPE_VERSION,
+                "group_size": convert.group_size,
+                "samples": calibration.SAMPLES,
+                "sample_tokens": calibration.SAMPLE_TOKENS,
+            }
+        case _:
+            return {"recipe": RECIPE_VERSION}
+
+
+def _calibration_of(convert: Convert) -> str | None:
+    """Hash of the calibration texts; None for schemes that need none."""
+    return calibration.digest(calibration.texts(convert.calibration)) if convert.scheme == "awq" else None

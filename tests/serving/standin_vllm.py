@@ -1,0 +1,84 @@
+"""A stand-in for `vllm serve`, for tests of what is around it. Says so in its log and in every answer.
+
+Speaks the few endpoints that the pipeline uses and forks an idle "engine" into its session, as vLLM does. Faults
+come by environment: STANDIN_FAIL (text to print before it ends with status 1), STANDIN_FAIL_ONCE (a file: fails
+as long as it exists, and deletes it), STANDIN_START_S (seconds until it listens), STANDIN_DEAF (ignores SIGTERM).
+"""
+
+import argparse
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from aiohttp import web
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("--host", required=True)
+    parser.add_argument("--port", required=True, type=int)
+    parser.add_argument("--served-model-name", required=True)
+    known, _ = parser.parse_known_args()
+    print(f"this is a stand-in for vllm serve {known.model}", flush=True)
+    if "STANDIN_DEAF" in os.environ:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if "STANDIN_FAIL" in os.environ:
+        sys.exit(os.environ["STANDIN_FAIL"])
+    once = Path(os.environ.get("STANDIN_FAIL_ONCE", "/nonexistent"))
+    if once.exists():
+        says = once.read_text()
+        once.unlink()
+        sys.exit(says)
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+    asyncio.run(_serve(known))
+
+
+async def _serve(known: argparse.Namespace) -> None:
+    await asyncio.sleep(float(os.environ.get("STANDIN_START_S", "0")))
+    key = f"Bearer {os.environ['VLLM_API_KEY']}"
+
+    async def health(request: web.Request) -> web.Response:
+        return web.Response()
+
+    async def metrics(request: web.Request) -> web.Response:
+        return web.Response(
+            text='vllm:num_requests_running{engine="0"} 2.0\nvllm:num_requests_waiting{engine="0"} 1.0\n'
+            'vllm:num_requests_waiting_by_reason{reason="capacity"} 7.0\n'
+            if "STANDIN_BUSY" in os.environ
+            else ""
+        )
+
+    async def models(request: web.Request) -> web.Response:
+        return _refused() if request.headers.get("Authorization") != key else web.json_response({"data": []})
+
+    async def chat(request: web.Request) -> web.Response:
+        if request.headers.get("Authorization") != key:
+            return _refused()
+        body = await request.json()
+        if body["model"] != known.served_model_name:
+            return web.json_response({"error": f"no model {body['model']}"}, status=404)
+        message = {"role": "assistant", "content": "an answer of a stand-in"}
+        usage = {"prompt_tokens": 9, "completion_tokens": 5}
+        return web.json_response({"choices": [{"index": 0, "message": message}], "usage": usage})
+
+    application = web.Application()
+    application.router.add_get("/health", health)
+    application.router.add_get("/metrics", metrics)
+    application.router.add_get("/v1/models", models)
+    application.router.add_post("/v1/chat/completions", chat)
+    runner = web.AppRunner(application, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, known.host, known.port).start()
+    await asyncio.Event().wait()
+
+
+def _refused() -> web.Response:
+    return web.json_response({"error": "Unauthorized"}, status=401)
+
+
+if __name__ == "__main__":
+    main()

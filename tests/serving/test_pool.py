@@ -1,0 +1,239 @@
+"""The pool with a stand-in for vLLM: what keeper, start and stop do around it."""
+
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from tasks.errors import InputError, StageFailed
+from tasks.ledger import take
+from tasks.serving import pools, ports
+from tests.serving.forwarder import Forwarder
+from tests.serving.pool_world import World, status_of, wait_for
+
+
+def kill(process: object) -> None:
+    os.kill(process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+
+
+def test_start_brings_up_a_worker_for_each_slot_and_again_changes_nothing(world: World) -> None:
+    result = world.execute("start")
+    assert result.changed
+    assert result.facts["workers"] == 2
+    before = world.processes()
+    again = world.execute("start")
+    assert not again.changed
+    assert "are ready" in again.message
+    assert again.facts == result.facts
+    assert world.processes() == before
+
+
+def test_without_rows_to_do_no_model_is_loaded(world: World) -> None:
+    world.succeed("run-1", "prepare", {"to_do": 0})
+    result = world.execute("start")
+    assert not result.changed
+    assert "no row is left to do, so no model is loaded" in result.message
+    assert result.facts["pool_id"] is None
+    assert world.processes() == []
+
+
+def test_the_registry_tells_only_who_has_the_key(world: World) -> None:
+    world.configure(worker_environment={"STANDIN_BUSY": "1"})
+    facts = world.execute("start").facts
+    url = f"{facts['registry']}/v1/pool"
+    assert status_of(url) == 401
+    assert status_of(url, world.key("another pool")) == 401
+    document = world.registry()
+    assert (document["pool_id"], document["model"]) == (facts["pool_id"], facts["model"])
+    assert [worker["worker_id"] for worker in document["workers"]] == ["worker-0", "worker-1"]
+    for worker in wait_for("loads", lambda: _loaded(world)):
+        assert (worker["state"], worker["running"], worker["waiting"]) == ("ready", 2, 1)
+
+
+def _loaded(world: World) -> list[dict[str, object]]:
+    workers: list[dict[str, object]] = world.registry()["workers"]
+    return workers if all(worker["running"] for worker in workers) else []
+
+
+def test_a_killed_worker_alone_is_replaced_in_its_slot(world: World) -> None:
+    world.execute("start")
+    lost, kept = world.server(0), world.server(1)
+    engines = [process for process in world.workers() if process not in (lost, kept)]
+    kill(lost)
+    wait_for("the registry notices", lambda: world.registry()["workers"][0]["state"] != "ready", within_s=2)
+    assert world.execute("start").changed
+    assert world.server(1) == kept
+    assert kept.is_alive()
+    assert world.server(0) != lost
+    assert world.pool().pool_id == world.registry()["pool_id"]
+    assert sum(engine.is_alive() for engine in engines) == 1, "the engine of the killed server was ended"
+
+
+def test_a_slot_that_keeps_failing_is_given_up_and_tried_again_by_the_next_start(world: World) -> None:
+    world.configure(worker_attempts=1)
+    world.execute("start")
+    kill(world.server(0))
+    wait_for("given up", lambda: world.registry()["workers"][0]["given_up"])
+    keeper = world.pool().keeper
+    assert world.execute("start").changed
+    assert world.pool().keeper == keeper
+    assert {worker["state"] for worker in world.registry()["workers"]} == {"ready"}
+
+
+def test_stop_leaves_no_process_and_no_port(world: World) -> None:
+    world.execute("start")
+    urls = [worker["url"] for worker in world.registry()["workers"]]
+    result = world.execute("stop")
+    assert result.changed
+    assert world.processes() == []
+    assert ports.occupied([int(url.rsplit(":", 1)[1]) for url in urls]) == []
+    assert pools.open_pool(world.ledger, "run-1") is None
+    again = world.execute("stop")
+    assert not again.changed
+    assert "no pool is running" in again.message
+
+
+def test_stop_lets_the_keeper_end_its_workers_itself(world: World) -> None:
+    world.execute("start")
+    world.execute("stop")
+    log = (world.settings.logs / "run-1" / "keeper.log").read_text()
+    assert "worker-1: stopped: nothing of it is left" in log
+    assert "ended: " in log
+
+
+@pytest.mark.parametrize("stage", ["start", "stop"])
+def test_after_a_killed_keeper_the_next_stage_finds_what_it_left(world: World, stage: str) -> None:
+    world.execute("start")
+    keeper, before = world.pool().keeper, world.workers()
+    kill(keeper)
+    wait_for("the kernel ends the servers", lambda: not world.server(0).is_alive())
+    assert any(process.is_alive() for process in before), "engines live on, as vLLM's do"
+    assert world.execute(stage).changed
+    assert not any(process.is_alive() for process in before)
+    if stage == "start":
+        assert {worker["state"] for worker in world.registry()["workers"]} == {"ready"}
+    else:
+        assert world.processes() == []
+
+
+def test_a_keeper_that_hangs_is_replaced(world: World) -> None:
+    world.configure(stop_grace_s=0.5, drain_s=0.5)
+    world.execute("start")
+    keeper = world.pool().keeper
+    assert keeper is not None
+    os.kill(keeper.pid, signal.SIGSTOP)
+    assert world.execute("start").changed
+    assert not keeper.is_alive()
+    assert {worker["state"] for worker in world.registry()["workers"]} == {"ready"}
+
+
+@pytest.mark.parametrize("how", ["refuses", "hangs"])
+def test_the_pool_ends_when_its_lease_does_with_the_database_gone(world: World, how: str) -> None:
+    with Forwarder(world.url) as forwarder:
+        (world.home / "ledger").write_text(forwarder.url)
+        world.configure(lease_s=4.0, lease_renew_s=0.5, stop_grace_s=1.0)
+        world.execute("start")
+        keeper = world.pool().keeper
+        assert keeper is not None
+        forwarder.fail(how)
+        wait_for("the pool ended", lambda: not world.processes(), within_s=12)
+    log = (world.settings.logs / "run-1" / "keeper.log").read_text()
+    assert "the lease expires and could not be renewed" in log
+    (world.home / "ledger").write_text(world.url)
+    assert world.execute("stop").changed, "the ledger did not know yet"
+
+
+def test_a_lease_is_renewed_while_the_keeper_lives(world: World) -> None:
+    world.configure(lease_s=2.0, lease_renew_s=0.3)
+    world.execute("start")
+    lease = "select expires_at from lease where lease_id = 1"
+    (first,) = world.rows(lease)
+    wait_for("three renewals", lambda: world.rows(lease)[0]["expires_at"] > first["expires_at"])
+    assert world.pool().keeper.is_alive()  # type: ignore[union-attr]
+
+
+def test_a_keeper_whose_claim_was_taken_ends_its_pool(world: World) -> None:
+    world.execute("start")
+    take(world.ledger, "run-1", "keeper", frozenset({"keeper"}))
+    wait_for("everything ended", lambda: not world.processes(), within_s=15)
+
+
+def test_a_keeper_ends_its_pool_when_the_run_is_closed(world: World) -> None:
+    from tasks.ledger import close
+
+    world.execute("start")
+    close(world.ledger, "run-1", "failed")
+    wait_for("everything ended", lambda: not world.processes(), within_s=15)
+
+
+def test_a_bad_flag_is_the_users_error_and_leaves_nothing(world: World) -> None:
+    says = "api_server.py: error: unrecognized arguments: --frobnicate"
+    world.configure(worker_environment={"STANDIN_FAIL": says})
+    with pytest.raises(InputError, match=r"(?s)vLLM refused a flag.*unrecognized arguments: --frobnicate"):
+        world.execute("start")
+    assert world.processes() == []
+    assert pools.open_pool(world.ledger, "run-1") is None
+    states = world.rows("select worker_id, attempt, state from pool_worker")
+    assert {(row["attempt"], row["state"]) for row in states} == {(1, "dead")}, "not tried again"
+
+
+def test_a_failure_that_can_pass_is_tried_again(world: World) -> None:
+    once = world.home / "once"
+    once.write_text("OSError: [Errno 98] address already in use")
+    world.configure(worker_environment={"STANDIN_FAIL_ONCE": str(once)}, starts_at_once=1)
+    world.execute("start")
+    attempts = world.rows("select worker_id, attempt, lower(ports) as port, state from pool_worker")
+    assert sorted(row["state"] for row in attempts) == ["dead", "ready", "ready"]
+    assert len({row["port"] for row in attempts if row["worker_id"] == "worker-0"}) == 2, "another block"
+
+
+def test_a_start_that_takes_too_long_fails_and_leaves_nothing(world: World) -> None:
+    world.configure(worker_environment={"STANDIN_START_S": "60", "STANDIN_DEAF": "1"}, start_timeout_s=3)
+    with pytest.raises(StageFailed, match=r"worker-0 is starting"):
+        world.execute("start")
+    assert world.processes() == []
+
+
+def test_a_port_that_somebody_else_holds_is_passed_over(world: World) -> None:
+    first = world.settings.port_range[0]
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            other.bind(("127.0.0.1", first + 1))
+        except OSError:
+            pass  # held by somebody already: as good
+        other.listen()
+        world.execute("start")
+        held = range(first, first + world.settings.ports_per_worker)
+        urls = [worker["url"] for worker in world.registry()["workers"]]
+        assert not any(int(url.rsplit(":", 1)[1]) in held for url in urls)
+
+
+def test_the_key_and_our_secrets_are_nowhere_to_be_read(world: World) -> None:
+    world.monkeypatch.setenv("AIRFLOW__DATABASE__SQL_ALCHEMY_CONN", "postgresql://airflow:hidden@localhost/airflow")
+    world.execute("start")
+    key, secret = world.key(), world.settings.secret().decode()
+    server = world.server(0)
+    environ = Path(f"/proc/{server.pid}/environ").read_text()
+    assert key in environ
+    assert "AIRFLOW" not in environ
+    ours = {entry.split("=")[0] for entry in environ.split("\0") if entry.startswith("QWEN_PIPELINE_")}
+    assert ours == {"QWEN_PIPELINE_DEPLOYMENT", "QWEN_PIPELINE_PART"}
+    world.execute("stop")
+    seen = [path.read_text() for path in world.settings.logs.rglob("*.log")]
+    for table in ("pool", "pool_worker", "pool_worker_change", "claim", "progress"):
+        seen += [str(row) for row in world.rows(f"select * from {table}")]
+    for process in world.processes():
+        seen.append(Path(f"/proc/{process.pid}/cmdline").read_text())
+    assert not any(key in text or secret in text for text in seen)
+
+
+def test_every_change_of_a_worker_is_recorded_with_its_evidence(world: World) -> None:
+    world.execute("start")
+    world.execute("stop")
+    changes = world.rows(
+        "select state from pool_worker_change where worker_id = 'worker-0' order by change_id"
+    )
+    assert [row["state"] for row in changes][:3] == ["starting", "warming", "ready"]
