@@ -1,7 +1,7 @@
 # `make demo` runs the whole pipeline here, `make test` all tests. Both make the environments first.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 
-MODEL ?= smollm2-135m
+MODEL ?= smollm2
 SCHEME ?= awq
 KEEP ?=
 
@@ -26,7 +26,7 @@ test: setup            ## make test ARGS="tests/ledger -k claim" runs some
 bench: setup
 	.venv/bin/python -m benchmarks
 
-demo: setup            ## MODEL=smollm2-135m|tiny-qwen3.5|Qwen/Qwen3.5-0.8B SCHEME=awq|fp8|none KEEP=1
+demo: setup            ## MODEL=smollm2|tiny-qwen3.5|Qwen/Qwen3.5-0.8B SCHEME=awq|fp8|none KEEP=1
 	@.venv/bin/python -m demo up --model "$(MODEL)" --scheme "$(SCHEME)" $(if $(KEEP),--keep)
 
 down:                  ## ends what `make demo KEEP=1` left running

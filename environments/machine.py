@@ -21,7 +21,7 @@ def check_python() -> None:
 
 def interpreter() -> str:
     """The Python below any virtual environment that this runs in."""
-    return str(getattr(sys, "_base_executable", sys.executable))
+    return os.path.realpath(getattr(sys, "_base_executable", sys.executable))
 
 
 def bring_what_is_missing() -> None:

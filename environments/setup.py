@@ -108,19 +108,20 @@ ENVIRONMENTS = (
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("verb", choices=("setup", "lock"), nargs="?", default="setup")
+    parser.add_argument("verb", choices=("setup", "check", "lock"), nargs="?", default="setup")
     parser.add_argument("--upgrade", action="store_true", help="lock: take the newest that is allowed")
     arguments = parser.parse_args()
     try:
         machine.check_python()
-        with_lock = hold_lock()
+        hold_lock()
         machine.bring_what_is_missing()
         uv = Uv.bring(ENVS / "uv", HERE / "uv.txt")
         if arguments.verb == "lock":
             lock_all(uv, arguments.upgrade)
+        elif arguments.verb == "check":
+            check_all(uv)
         else:
             set_up_all(uv)
-        os.close(with_lock)
     except Failed as failure:
         print(f"setup failed: {failure}", file=sys.stderr)
         return 1
@@ -133,7 +134,7 @@ def main() -> int:
 def set_up_all(uv: Uv) -> None:
     """Makes what is not as its lock says, side by side; reports every failure, not only the first."""
     begin = time.monotonic()
-    stale = [environment for environment in ENVIRONMENTS if not is_current(environment, uv)]
+    stale = not_current(uv)
     if not stale:
         print("setup: nothing to do, the environments are as their locks say")
         return
@@ -152,6 +153,18 @@ def set_up_all(uv: Uv) -> None:
                 raise failure
     if failures:
         raise Failed("\n".join(failures))
+
+
+def check_all(uv: Uv) -> None:
+    """Makes nothing.
+
+    Raises:
+        Failed: an environment is not as its lock says.
+    """
+    if stale := not_current(uv):
+        raise Failed(
+            f"not as locked: {', '.join(environment.name for environment in stale)}; run 'make setup'"
+        )
 
 
 def make(environment: Environment, uv: Uv) -> None:
@@ -178,8 +191,8 @@ def make(environment: Environment, uv: Uv) -> None:
     unfinished.replace(environment.stamp)
 
 
-def is_current(environment: Environment, uv: Uv) -> bool:
-    return environment.python.exists() and read_stamp(environment) == stamp_of(environment, uv)
+def not_current(uv: Uv) -> list[Environment]:
+    return [e for e in ENVIRONMENTS if not e.python.exists() or read_stamp(e) != stamp_of(e, uv)]
 
 
 def read_stamp(environment: Environment) -> list[str]:
@@ -190,12 +203,12 @@ def read_stamp(environment: Environment) -> list[str]:
 
 
 def stamp_of(environment: Environment, uv: Uv) -> list[str]:
-    """Two lines: where the environment is and on which Python, and what is in it.
+    """Two lines: where the environment is, and what is in it.
 
-    A virtual environment holds absolute paths, so one that was moved is made anew. From pyproject.toml only
-    what is installed counts: a new setting of a linter must not touch the environment of a running worker.
+    A virtual environment holds absolute paths, so one that was moved is made anew. What is not in it does not
+    count, lest a running worker loses its environment for nothing: neither which Python 3.11 runs the set-up
+    (another shell may find another one), nor the settings of tools in pyproject.toml.
     """
-    place = f"{environment.path} {machine.interpreter()} {sys.version.split()[0]}"
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     installed = [project["build-system"], project["project"], project["tool"]["setuptools"]]
     content = hashlib.sha256(json.dumps(installed, sort_keys=True).encode())
@@ -209,7 +222,7 @@ def stamp_of(environment: Environment, uv: Uv) -> list[str]:
         content.update(inspect.getsource(environment.after).encode())
     for source in sources:
         content.update(source.name.encode() + b"\0" + hashlib.sha256(source.read_bytes()).digest())
-    return [place, content.hexdigest()]
+    return [str(environment.path), content.hexdigest()]
 
 
 def lock_all(uv: Uv, upgrade: bool) -> None:
@@ -228,8 +241,11 @@ def lock_all(uv: Uv, upgrade: bool) -> None:
         print(f"lock: {environment.lock.relative_to(ROOT)} written", flush=True)
 
 
-def hold_lock() -> int:
-    """Waits until no other setup, nor a tool that a killed one left, works on the environments."""
+def hold_lock() -> None:
+    """Waits until no other setup, nor a tool that a killed one left, works on the environments.
+
+    The lock is never closed: it goes with the last process that inherited it.
+    """
     ENVS.mkdir(exist_ok=True)
     lock = os.open(ENVS / "setup.lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
@@ -238,7 +254,6 @@ def hold_lock() -> int:
         print("setup: another one is at work here; waiting until it has ended", flush=True)
         fcntl.flock(lock, fcntl.LOCK_EX)
     os.set_inheritable(lock, True)
-    return lock
 
 
 if __name__ == "__main__":

@@ -227,13 +227,14 @@ def end_predecessors(run_id: str, stage: Stage, holders: list[processes.Process]
     Without grace: every stage survives a kill, and a holder that is asked politely may act once more. Only the
     keeper is left to the stage itself, which ends it with what it parents.
     """
-    keepers = processes.find(f"{run_id}/keeper")
+    keepers = processes.find(f"{run_id}/keeper", settings.deployment)
     holders = [holder for holder in holders if holder not in keepers]
     if holders:
         log.info("ending %d process(es) that acted for %s before", len(holders), stage.name)
     survivors = processes.end(holders, grace_s=0)
     for fenced in sorted(stage.fences - {"keeper"}):
-        survivors += processes.end_all(partial(processes.find, f"{run_id}/{fenced}"), grace_s=0)
+        children = partial(processes.find, f"{run_id}/{fenced}", settings.deployment)
+        survivors += processes.end_all(children, grace_s=0)
     if survivors:
         pids = ", ".join(str(process.pid) for process in survivors)
         raise StageFailed(

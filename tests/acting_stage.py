@@ -24,7 +24,7 @@ def plan(context: Context) -> Plan:
 
 
 def apply(plan: Plan, context: Context) -> None:
-    """Act until the file `enough` is there: in the ledger as ACTS_IN_LEDGER says, and in a file of this process."""
+    """Act until the file `enough` is there: in a file of this process, and in the ledger if it is told to."""
     home = context.settings.home
     trace = home / f"acts-{os.getpid()}"
     number = 0

@@ -1,7 +1,7 @@
 -- Leases: a run's durable claim on devices of a node.
 --
--- A lease that has expired is still live: its devices may be in use by processes that nobody has ended yet. Only
--- whoever has made sure that they are gone (restore, or the reaper) releases it, so the next comer never does.
+-- A lease that has expired is still live: its devices may be in use by processes that nobody has ended yet.
+-- Whoever has made sure that they are gone (restore, or the reaper) releases it; the next comer never does.
 
 create table ledger.lease (
     lease_id bigint generated always as identity primary key,
@@ -19,7 +19,7 @@ create table ledger.lease (
 );
 
 comment on column ledger.lease.expires_at is 'In the time of the database; hosts'' clocks differ.';
-comment on column ledger.lease.state is 'abandoned: its stage failed, so the reaper need not wait for its expiry.';
+comment on column ledger.lease.state is 'abandoned: its stage failed; the reaper need not wait for expiry.';
 
 create unique index one_live_lease_of_a_run_per_node on ledger.lease (run_id, node) where live;
 

@@ -34,7 +34,7 @@ select
     :lease_id,
     :node,
     wanted.device
-from unnest(:devices::text []) as wanted (device)
+from unnest(:devices::text[]) as wanted (device)
 order by wanted.device
 on conflict (node, device) where live do nothing;
 
@@ -50,7 +50,7 @@ inner join lease on lease_device.lease_id = lease.lease_id
 where
     lease_device.live
     and lease_device.node = :node
-    and lease_device.device = any(:devices::text [])
+    and lease_device.device = any(:devices::text[])
     and lease_device.lease_id <> :lease_id
 group by lease.lease_id
 order by lease.expires_at desc;

@@ -1,1 +1,1 @@
-"""Devices of a node: what is there, how a layout becomes slots, and the stages that lease them and give them back."""
+"""Devices of a node: what is there, how a layout becomes slots, and the stages that lease and return them."""

@@ -68,7 +68,7 @@ def read(settings: Settings) -> Inventory:
             cuda = int(pynvml.nvmlSystemGetCudaDriverVersion())  # 12080 is 12.8
     except pynvml.NVMLError as error:
         raise StageFailed(
-            f"the NVIDIA driver of this node does not answer ({error}): look at `nvidia-smi` and the kernel's log"
+            f"the NVIDIA driver of this node does not answer ({error}): look at `nvidia-smi` and dmesg"
         ) from None
     why = "" if gpus else f"NVIDIA driver {version}, but no GPU on this node"
     return Inventory(gpus, version, (cuda // 1000, cuda % 1000 // 10), why)

@@ -1,8 +1,8 @@
 """Provision: lease the devices that the layout needs, and lay them out as slots for workers.
 
-Keeps: no device is touched before its lease is in the ledger, and none is leased when no row is left to do. In
-this version nothing is laid out: CPU cores and full GPUs are used as they are, and a layout that needs MIG is
-refused.
+Keeps: no device is touched before its lease is in the ledger, and none is leased when no row is left to do.
+In this version nothing is laid out: CPU cores and full GPUs are used as they are, and a layout that needs
+MIG is refused.
 """
 
 from dataclasses import dataclass
@@ -78,16 +78,15 @@ def verify(context: Context) -> Outcome:
     lease = leases.lease_of(context.claim.ledger, context.run.run_id, node)
     if lease is None or lease.is_over:
         raise StageFailed(
-            f"run {context.run.run_id} has no lease on {node} that holds, right after it took one; look for a "
-            f"reaper with another idea of time, or for a lease time (QWEN_PIPELINE_LEASE_S) that is too short"
+            f"run {context.run.run_id} has no lease on {node} that holds, right after it took one: is the "
+            f"lease time (QWEN_PIPELINE_LEASE_S) too short, or did somebody reap it by force?"
         )
     layout = context.run.spec.layout
     slots = slots_of(layout, lease.devices)
-    uses_no_gpu = "; this layout uses no GPU: MIG is left as it is" if isinstance(layout, CpuLayout) else ""
-    return Outcome(
-        f"lease {lease.lease_id} on {', '.join(lease.devices)} of {node}: {len(slots)} worker slot(s){uses_no_gpu}",
-        {**facts, "lease_id": lease.lease_id, "slots": slots},
-    )
+    message = f"lease {lease.lease_id} on {', '.join(lease.devices)} of {node}: {len(slots)} worker slot(s)"
+    if isinstance(layout, CpuLayout):
+        message += "; this layout uses no GPU: MIG is left as it is"
+    return Outcome(message, {**facts, "lease_id": lease.lease_id, "slots": slots})
 
 
 def refuse_other_node(spec: RunSpec, settings: Settings) -> None:
@@ -98,8 +97,8 @@ def refuse_other_node(spec: RunSpec, settings: Settings) -> None:
     """
     if spec.node != settings.node:
         raise InputError(
-            f"node: the spec asks for {spec.node!r}, and this host is {settings.node!r} (QWEN_PIPELINE_NODE): "
-            f"execute this stage there, or change the spec"
+            f"node: the spec asks for {spec.node!r}, and this host is {settings.node!r} "
+            f"(QWEN_PIPELINE_NODE): execute this stage there, or change the spec"
         )
 
 
@@ -112,6 +111,6 @@ def _refuse_missing_devices(own: Lease, there: set[str]) -> None:
     gone = sorted(set(own.devices) - there)
     if gone:
         raise StageFailed(
-            f"lease {own.lease_id} of this run holds {', '.join(gone)}, which this node does not offer (any more): "
-            f"end it with `qwen-pipeline stop` and `restore`, then provision again"
+            f"lease {own.lease_id} of this run holds {', '.join(gone)}, which this node does not offer (any "
+            f"more): end it with `qwen-pipeline stop` and `restore`, then provision again"
         )

@@ -49,12 +49,12 @@ def apply(plan: Plan, context: Context) -> None:
         StageFailed: the pool is not stopped.
     """
     assert plan.lease is not None, "apply is not called for a satisfied plan"
-    living = _pool_of(context.run.run_id, len(plan.lease.devices))
+    living = _pool_of(context, len(plan.lease.devices))
     if living:
         pids = ", ".join(str(process.pid) for process in living)
         raise StageFailed(
-            f"process(es) {pids} of this run's pool still live on {', '.join(plan.lease.devices)}: end them with "
-            f"`qwen-pipeline stop` first; the lease stays until then"
+            f"process(es) {pids} of this run's pool still live on {', '.join(plan.lease.devices)}: end them "
+            f"with `qwen-pipeline stop` first; the lease stays until then"
         )
     leases.release(context.claim, plan.lease.lease_id, "restored")
 
@@ -68,14 +68,17 @@ def verify(context: Context) -> Outcome:
     left = leases.lease_of(context.claim.ledger, context.run.run_id, context.settings.node)
     if left is not None:
         raise StageFailed(
-            f"lease {left.lease_id} of run {left.run_id} is still there after restore: something of this run took "
-            f"it again; stop that, then restore again"
+            f"lease {left.lease_id} of run {left.run_id} is still there after restore: something of this run "
+            f"took it again; stop that, then restore again"
         )
     return Outcome(
-        f"run {context.run.run_id} holds nothing on {context.settings.node}; no layout was changed, so none is restored"
+        f"run {context.run.run_id} holds nothing on {context.settings.node}; no layout was changed, so "
+        f"there is none to restore"
     )
 
 
-def _pool_of(run_id: str, most_workers: int) -> list[Process]:
-    parts = [f"{run_id}/keeper", *(f"{run_id}/worker-{number}" for number in range(most_workers))]
-    return sorted({process for part in parts for process in processes.find(part)})
+def _pool_of(context: Context, most_workers: int) -> list[Process]:
+    names = ["keeper", *(f"worker-{number}" for number in range(most_workers))]
+    deployment = context.settings.deployment
+    found = (processes.find(f"{context.run.run_id}/{name}", deployment) for name in names)
+    return sorted({process for each in found for process in each})

@@ -34,8 +34,8 @@ def devices_for(
     if isinstance(layout, CpuLayout):
         if layout.cpu > len(cores):
             raise InputError(
-                f"layout.cpu: {layout.cpu} workers need as many cores, and this process may use {len(cores)}; "
-                f"ask for {len(cores)} or fewer"
+                f"layout.cpu: {layout.cpu} workers need as many cores, and this process may use "
+                f"{len(cores)}; ask for {len(cores)} or fewer"
             )
         # All of them: more cores than workers make each worker faster.
         return tuple(f"cpu:{core}" for core in cores)
@@ -47,8 +47,8 @@ def devices_for(
         )
     if isinstance(layout, MigLayout):
         raise StageFailed(
-            "layout.mig: cutting GPUs with MIG is not in this version yet; `layout: {tensor_parallel: 1}` uses "
-            "full GPUs"
+            "layout.mig: cutting GPUs with MIG is not in this version yet; `layout: {tensor_parallel: 1}` "
+            "uses full GPUs"
         )
     return tuple(gpu.uuid for gpu in _full_gpus(layout, inventory, taken))
 
@@ -84,8 +84,9 @@ def _full_gpus(layout: TensorParallelLayout, inventory: Inventory, taken: frozen
     cut = [str(gpu.index) for gpu in chosen if gpu.mig_mode]
     if cut:
         raise StageFailed(
-            f"layout.tensor_parallel: full GPUs need MIG off, and it is on for GPU {', '.join(cut)}; switching it "
-            f"is not in this version yet: `nvidia-smi -i INDEX -mig 0`, or choose others with layout.gpus"
+            f"layout.tensor_parallel: full GPUs need MIG off, and it is on for GPU {', '.join(cut)}; "
+            f"switching it is not in this version yet: `nvidia-smi -i INDEX -mig 0`, or choose others with "
+            f"layout.gpus"
         )
     return chosen
 
@@ -107,8 +108,8 @@ def _chosen(layout: TensorParallelLayout, inventory: Inventory, taken: frozenset
     free = [gpu for gpu in there if gpu.uuid not in taken]
     if layout.gpus > len(free):
         raise Busy(
-            f"{layout.gpus} GPUs are asked for (layout.gpus), and {len(free)} of {len(there)} are not leased to "
-            f"another run; try again when one has ended (`qwen-pipeline status` shows them)"
+            f"{layout.gpus} GPUs are asked for (layout.gpus), and {len(free)} of {len(there)} are not leased "
+            f"to another run; try again when one has ended (`qwen-pipeline status` shows them)"
         )
     return free[: layout.gpus]
 

@@ -1,9 +1,10 @@
 """Leases: a run's durable claim on devices of a node, with an expiry in the database's time.
 
 Keeps:
-- a device of a node is in at most one live lease, and a run has at most one live lease on a node (unique indexes);
-- an expired or abandoned lease is still live: processes may still sit on its devices. The same run may come back
-  for it; anybody else is busy until restore or the reaper has ended those processes and released it;
+- a device of a node is in at most one live lease, and a run has at most one live lease on a node (unique
+  indexes);
+- an expired or abandoned lease is still live: processes may still sit on its devices. The same run may come
+  back for it; anybody else is busy until restore or the reaper has ended those processes and released it;
 - every write is under a claim of the run that the lease belongs to.
 """
 
@@ -111,7 +112,8 @@ def abandon(claim: Claim, lease_id: int, reason: str) -> None:
 def release_if_over(claim: Claim, lease_id: int, reason: str) -> bool:
     """Release an expired or abandoned lease; False when it was renewed or released meanwhile.
 
-    For the reaper, which acts under a claim `reap` of the lease's run, after it has ended the run's processes.
+    For the reaper, which acts under a claim `reap` of the lease's run, after it has ended the run's
+    processes.
 
     Raises:
         Fenced: the claim has ended.
@@ -144,8 +146,9 @@ def _try_to_take(claim: Claim, node: str, devices: tuple[str, ...], lease_s: flo
         own = [_lease(row) for row in queries.live_leases(connection, **run)]
         if own and own[0].devices != devices:
             raise StageFailed(
-                f"run {claim.run_id} holds lease {own[0].lease_id} on {', '.join(own[0].devices)} of {node} and now "
-                f"wants {', '.join(devices)}: end that one first with `qwen-pipeline stop` and `restore`"
+                f"run {claim.run_id} holds lease {own[0].lease_id} on {', '.join(own[0].devices)} of {node} "
+                f"and now wants {', '.join(devices)}: end that one first with `qwen-pipeline stop` and "
+                f"`restore`"
             )
         if own:
             queries.hold_again(connection, lease_id=own[0].lease_id, run_id=claim.run_id, lease_s=lease_s)
@@ -166,8 +169,8 @@ def _held_by_others(node: str, holders: list[dict[str, Any]]) -> Exception:
     if not holders:
         return _ChangedHands()
     lines = [
-        f"{', '.join(holder['devices'])} of {node} {'are' if len(holder['devices']) > 1 else 'is'} leased to run "
-        f"{holder['run_id']} {_until(holder)}"
+        f"{', '.join(holder['devices'])} of {node} {'are' if len(holder['devices']) > 1 else 'is'} leased to "
+        f"run {holder['run_id']} {_until(holder)}"
         for holder in holders
     ]
     return Busy("; ".join(lines) + "; try again when that has ended (`qwen-pipeline status` shows it)")

@@ -1,11 +1,12 @@
 """Bring the ledger's schema up to date.
 
-yoyo reads and orders the numbered SQL files under sql/migrations (plain SQL that people read) and records what
-was applied, over psycopg 3. Two things are done here and not left to it:
-- yoyo commits a migration and the record of it separately, so a kill in between would leave a migration that can
-  never be applied again. Here both are in one transaction.
-- yoyo's lock is a row that a killed process leaves behind. Here PostgreSQL's advisory lock of the session that
-  does the work decides who migrates: it ends with that session, not before; whoever has it may break yoyo's.
+yoyo reads and orders the numbered SQL files under sql/migrations (plain SQL that people read) and records
+what was applied, over psycopg 3. Two things are done here and not left to it:
+- yoyo commits a migration and the record of it separately, so a kill in between would leave a migration that
+  can never be applied again. Here both are in one transaction.
+- yoyo's lock is a row that a killed process leaves behind. Here PostgreSQL's advisory lock of the session
+  that does the work decides who migrates: it ends with that session, not before; whoever has it may break
+  yoyo's.
 """
 
 from pathlib import Path

@@ -1,17 +1,18 @@
 """Preflight: is everything there that this run will need? It only looks, and says all problems at once.
 
-What is wrong with the spec, or with the input that it names, is an InputError that names the field. What is wrong
-with the node or the deployment is a StageFailed. Later stages check again what they depend on: the world changes.
+What is wrong with the spec, or with the input that it names, is an InputError that names the field. Later
+stages check again what they depend on: the world changes.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from tasks.contract import Context, Outcome
-from tasks.errors import InputError, StageError, StageFailed
+from tasks.errors import InputError, StageFailed
 from tasks.preflight.check import Check
 from tasks.preflight.deployment import deployment_checks
 from tasks.preflight.layout import layout_checks
+from tasks.preflight.model import model_checks
 from tasks.preflight.spec import spec_checks
 from tasks.settings import Settings
 from tasks.spec import RunSpec
@@ -26,14 +27,14 @@ class Plan:
 
 
 def check_spec(spec: RunSpec, settings: Settings) -> None:
-    """Refuse what needs neither ledger, hub nor the spec's node to be known as wrong.
+    """Refuse what can be known as wrong without ledger, hub and the spec's node.
 
-    For whoever starts a run, before the run is recorded. What holds an unresolved date is not looked at.
+    For whoever starts a run, before it is recorded. A path that holds an open date is not looked at.
 
     Raises:
         InputError: names every field that is wrong.
     """
-    _refuse(spec_checks(spec, settings), InputError)
+    _refuse(spec_checks(spec, settings))
 
 
 def plan(context: Context) -> Plan:
@@ -50,19 +51,27 @@ def verify(context: Context) -> Outcome:
 
     Raises:
         InputError: the spec, its input, or what it asks of this node is wrong.
+        Unavailable: the ledger does not answer.
         StageFailed: something of the deployment is missing.
     """
-    spec, settings = context.run.spec, context.settings
-    by_user = [*spec_checks(spec, settings), *layout_checks(context)]
-    by_operator = deployment_checks(context)
-    checks = [*by_user, *by_operator]
-    _refuse(checks, StageFailed if all(check.ok for check in by_user) else InputError)
-    return Outcome(f"{len(checks)} checks passed", {"checks": [asdict(check) for check in checks]})
+    checks = [
+        *spec_checks(context.run.spec, context.settings),
+        *layout_checks(context),
+        *model_checks(context),
+        *deployment_checks(context),
+    ]
+    _refuse(checks)
+    return Outcome(f"{len(checks)} checks passed", {"checks": [check.document() for check in checks]})
 
 
-def _refuse(checks: Sequence[Check], error: type[StageError]) -> None:
+def _refuse(checks: Sequence[Check]) -> None:
     problems = [check for check in checks if not check.ok]
-    if problems:
-        number = "one problem" if len(problems) == 1 else f"{len(problems)} problems"
-        lines = [f"  {check.problem()}" for check in problems]
-        raise error("\n".join([f"{number} found before anything was started:", *lines]))
+    if not problems:
+        return
+    number = "one problem" if len(problems) == 1 else f"{len(problems)} problems"
+    message = "\n".join(
+        [f"{number} found before anything was started:", *(f"  {each.problem()}" for each in problems)]
+    )
+    errors = {check.error for check in problems if check.error is not None}
+    # Whoever must change the spec anyhow is told first; otherwise a mixture needs an operator.
+    raise (InputError if InputError in errors else errors.pop() if len(errors) == 1 else StageFailed)(message)

@@ -1,4 +1,4 @@
-"""Checks of the deployment: environments, Java, disk, ports, secret, ledger, driver. An operator mends these."""
+"""Checks of the deployment: environments, Java, ports, secret, ledger, driver. An operator mends these."""
 
 import os
 import re
@@ -17,11 +17,6 @@ from tasks.preflight.layout import workers
 from tasks.settings import Settings
 from tasks.spec import CpuLayout
 
-_GIB = 1 << 30
-
-_ROOM_FOR_A_MODEL = 2.2
-"""Bytes on disk over bytes of the repository: the download, a release of at most the same size, a bit of staging."""
-
 _OLDEST_JAVA = 17
 """Spark 4 does not start with an older one."""
 
@@ -34,7 +29,6 @@ def deployment_checks(context: Context) -> list[Check]:
         look("java", f"version {_OLDEST_JAVA} or later, for Spark", lambda: _java(settings)),
         look("secret", "a file of mode 0600", lambda: _secret(settings)),
         look("ledger", "every migration applied", lambda: _schema(settings)),
-        look("disk", "room for the download and the release", lambda: _disk(context)),
         look(
             "ports",
             f"free ones in {settings.port_range[0]}-{settings.port_range[1]}",
@@ -74,8 +68,8 @@ def _java(settings: Settings) -> str:
     version = re.search(r'version "(\d+)', said)
     if version is None or int(version[1]) < _OLDEST_JAVA:
         raise StageFailed(
-            f"{command} says {said.splitlines()[0] if said else 'nothing'!r}; Spark needs {_OLDEST_JAVA} or later: "
-            f"install it and set QWEN_PIPELINE_JAVA_HOME"
+            f"{command} says {said.splitlines()[0] if said else 'nothing'!r}; Spark needs {_OLDEST_JAVA} or "
+            f"later: install it and set QWEN_PIPELINE_JAVA_HOME"
         )
     return f"{command}, version {version[1]}"
 
@@ -91,53 +85,6 @@ def _schema(settings: Settings) -> str:
     return "up to date"
 
 
-def _disk(context: Context) -> str:
-    store = context.settings.store
-    there = next(folder for folder in (store, *store.parents) if folder.exists())
-    free = shutil.disk_usage(there).free
-    size = _model_bytes(context)
-    if size is None:
-        return f"{free / _GIB:.1f} GiB free; the hub does not say how large the model is"
-    pins = context.run.pins
-    kept = (
-        store / "downloads" / context.run.spec.model.repo.replace("/", "--") / str(pins.get("commit")),
-        store / "releases" / str(pins.get("release_id")),
-    )
-    wanted = max(0, int(size * _ROOM_FOR_A_MODEL) - sum(_folder_bytes(folder) for folder in kept))
-    if free < wanted:
-        raise StageFailed(
-            f"{free / _GIB:.1f} GiB are free in {there}, and {wanted / _GIB:.1f} GiB are wanted for a model of "
-            f"{size / _GIB:.1f} GiB: make room, or move QWEN_PIPELINE_HOME"
-        )
-    return f"{free / _GIB:.1f} GiB free, {wanted / _GIB:.1f} GiB wanted"
-
-
-def _model_bytes(context: Context) -> int | None:
-    """Size of the pinned repository; None when the hub is not asked or does not answer."""
-    settings = context.settings
-    if settings.hub_offline:
-        return None
-    from huggingface_hub import HfApi
-
-    token = settings.hub_token.get_secret_value() if settings.hub_token else None
-    model = context.run.spec.model
-    try:
-        info = HfApi(endpoint=settings.hub_endpoint, token=token).model_info(
-            model.repo,
-            revision=str(context.run.pins.get("commit") or model.revision),
-            files_metadata=True,
-            timeout=10.0,
-        )
-    except Exception:
-        # Only an estimate hangs on it, and `download` says what is wrong with the hub.
-        return None
-    return sum(file.size or 0 for file in info.siblings or [])
-
-
-def _folder_bytes(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-
-
 def _ports(context: Context) -> str:
     settings = context.settings
     first, last = settings.port_range
@@ -148,8 +95,8 @@ def _ports(context: Context) -> str:
     free = sum(_is_free(settings.serve_host, port) for port in range(first, last + 1))
     if free < wanted:
         raise StageFailed(
-            f"{free} of {first}-{last} are free, and {wanted} are wanted: widen QWEN_PIPELINE_PORT_RANGE, or end "
-            f"what uses them"
+            f"{free} of {first}-{last} are free, and {wanted} are wanted: widen QWEN_PIPELINE_PORT_RANGE, or "
+            f"end what uses them"
         )
     return f"{free} free, {wanted} wanted"
 
@@ -175,8 +122,8 @@ def _cuda(settings: Settings) -> str:
         raise StageFailed(f"the serving environment's torch {torch} is for CPU, and the layout asks for GPUs")
     if build is not None and int(build[1]) > there.cuda_version[0]:
         raise StageFailed(
-            f"the serving environment's torch {torch} needs CUDA {build[1]}, and driver {there.driver_version} runs "
-            f"up to {there.cuda_version[0]}.{there.cuda_version[1]}: update the driver"
+            f"the serving environment's torch {torch} needs CUDA {build[1]}, and driver "
+            f"{there.driver_version} runs up to {there.cuda_version[0]}.{there.cuda_version[1]}: update the driver"
         )
     return f"driver {there.driver_version}, torch {torch}"
 

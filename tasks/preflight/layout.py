@@ -61,8 +61,8 @@ def _memory(context: Context, layout: CpuLayout) -> str:
     there, whose = _memory_bytes()
     if layout.cpu * each > there:
         raise InputError(
-            f"layout.cpu: {layout.cpu} worker(s) need about {each / _GIB:.1f} GiB each besides the weights, and "
-            f"{whose} has {there / _GIB:.1f} GiB; ask for fewer, or lower serving.kv_cache_memory_mb"
+            f"layout.cpu: {layout.cpu} worker(s) need about {each / _GIB:.1f} GiB each besides the weights, "
+            f"and {whose} has {there / _GIB:.1f} GiB; ask for fewer, or lower serving.kv_cache_memory_mb"
         )
     return (
         f"{there / _GIB:.1f} GiB on {whose}; {layout.cpu} x {each / _GIB:.1f} GiB and the weights are wanted"

@@ -1,40 +1,40 @@
 """Checks of the spec itself and of the files that it names; they need no ledger, no hub and no GPU."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from tasks.errors import InputError
 from tasks.preflight.check import Check, look
 from tasks.settings import Settings
-from tasks.spec import Batch, Convert, RunSpec
+from tasks.spec import Batch, RunSpec
 
 
 def spec_checks(spec: RunSpec, settings: Settings) -> list[Check]:
-    """All of them. A path with an unresolved `{{ date }}` is left out; it is checked when the run has started."""
-    batch, convert = spec.batch, spec.convert
+    """All of them. A path with an open `{{ date }}` is left out; it is checked once the run has started."""
+    batch, calibration = spec.batch, spec.convert.calibration
     checks = [
-        look(
-            "batch.sampling.max_tokens",
-            "below serving.max_model_len, so that a prompt fits too",
-            lambda: _answer_fits(spec),
-        )
+        look("batch.sampling.max_tokens", "less than serving.max_model_len", lambda: _answers_fit(spec)),
+        look("serving.extra_args", "flags of the installed vLLM", lambda: _flags(spec, settings)),
+        *_of_path(
+            "batch.input", batch.input, "files with the columns that the spec names", lambda: _input(batch)
+        ),
+        *_of_path(
+            "batch.output", batch.output, "a folder that can be written", lambda: _writable(batch.output)
+        ),
     ]
-    if _resolved(batch.input):
-        checks.append(
-            look("batch.input", "files with the columns that the spec names", lambda: _input(batch))
+    if calibration is not None:
+        checks += _of_path(
+            "convert.calibration", calibration, "a file of texts", lambda: _calibration(calibration)
         )
-    if _resolved(batch.output):
-        checks.append(look("batch.output", "a folder that can be written", lambda: _writable(batch.output)))
-    if convert.calibration is not None and _resolved(convert.calibration):
-        checks.append(look("convert.calibration", "a file with texts", lambda: _calibration(convert)))
     return checks
 
 
-def _resolved(text: str) -> bool:
-    return "{{" not in text
+def _of_path(field: str, path: str, needed: str, at: Callable[[], str]) -> list[Check]:
+    return [] if "{{" in path else [look(field, needed, at)]
 
 
-def _answer_fits(spec: RunSpec) -> str:
+def _answers_fit(spec: RunSpec) -> str:
     longest, most = spec.serving.max_model_len, spec.batch.sampling.max_tokens
     if most >= longest:
         raise InputError(
@@ -44,26 +44,32 @@ def _answer_fits(spec: RunSpec) -> str:
     return f"{most} of {longest}, which leaves {longest - most} tokens for a prompt"
 
 
-def _input(batch: Batch) -> str:
-    from tasks.batch.input import check
+def _flags(spec: RunSpec, settings: Settings) -> str:
+    from tasks.serving import flags
 
-    return str(check(batch))
+    flags.check(spec.serving.extra_args, settings.serving_flags)
+    return f"{len(spec.serving.extra_args)} flag(s)"
+
+
+def _input(batch: Batch) -> str:
+    from tasks.batch import input as batch_input
+
+    description = batch_input.check(batch)
+    return f"{len(description.files)} file(s) with columns {', '.join(description.columns)}"
 
 
 def _writable(output: str) -> str:
-    path = Path(output)
-    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    path = Path(output).absolute()
+    there = next(place for place in (path, *path.parents) if place.exists())
     if not there.is_dir():
         raise InputError(f"batch.output: {there} is a file; name a folder")
     if not os.access(there, os.W_OK | os.X_OK):
-        raise InputError(
-            f"batch.output: {there} cannot be written by user {os.geteuid()}; choose another folder"
-        )
+        raise InputError(f"batch.output: user {os.geteuid()} cannot write to {there}; choose another folder")
     return str(there) if there == path else f"{there}, in which it will be made"
 
 
-def _calibration(convert: Convert) -> str:
-    path = Path(str(convert.calibration))
+def _calibration(calibration: str) -> str:
+    path = Path(calibration)
     if not path.is_file():
         raise InputError(
             f"convert.calibration: there is no file {path}; leave it out to use the built-in texts"

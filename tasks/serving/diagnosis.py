@@ -92,7 +92,7 @@ _KNOWN = (
 )
 """In this order: a traceback of one failure often ends in the words of a later one."""
 
-_LOOKS_BAD = re.compile(r"\b(ERROR|CRITICAL|Error|Exception|Traceback|error:|fatal|Killed)\b")
+_LOOKS_BAD = re.compile(r"\b(ERROR|CRITICAL|\w*Error|\w*Exception|Traceback|error:|fatal|Killed)")
 
 
 def of_exit(worker_id: str, log: Path, offset: int, status: int) -> Diagnosis:

@@ -37,6 +37,9 @@ log = logging.getLogger("tasks.serving.keeper")
 _PATIENCE_S = 5.0
 """Of one attempt to reach the ledger; the keeper does not wait for it, it only tries again."""
 
+_FIRST_RENEWAL_S = 60.0
+"""How long a keeper waits for its lease to be confirmed, before it has started anything."""
+
 _LAST_WRITES_S = 3.0
 _WATCH_S = 0.2
 _DRAIN_POLL_S = 0.1
@@ -53,7 +56,9 @@ class Keeper:
         self._workers: list[Worker] = []
         self._why_over: str | None = None
         self._claim_lost = False
-        self._ends_at = now_s() + job.settings.lease_s
+        # Until a first renewal tells how long the lease really holds.
+        self._ends_at = now_s() + _FIRST_RENEWAL_S
+        self._is_held = asyncio.Event()
         self._draining = False
 
     async def keep(self) -> str:
@@ -80,7 +85,7 @@ class Keeper:
                 )
                 for number, slot in enumerate(self._pool.wanted.slots)
             ]
-            tending = [asyncio.create_task(worker.tend()) for worker in self._workers]
+            tending = [asyncio.create_task(self._tend(worker)) for worker in self._workers]
             try:
                 await self._until_over(tending)
                 await self._drain()
@@ -98,9 +103,13 @@ class Keeper:
         await answering.cleanup()
         return self._why_over or "unknown"
 
+    async def _tend(self, worker: Worker) -> None:
+        await self._is_held.wait()
+        await worker.tend()
+
     async def _until_over(self, tending: list["asyncio.Task[None]"]) -> None:
         # Ending takes a while too, and must be over when the lease is.
-        margin_s = min(self._settings.stop_grace_s, self._settings.lease_s / 4)
+        margin_s = min(self._settings.stop_grace_s, self._settings.lease_s / 4, _FIRST_RENEWAL_S / 4)
         while self._why_over is None:
             if now_s() > self._ends_at - margin_s:
                 self._end("the lease expires and could not be renewed")
@@ -136,6 +145,7 @@ class Keeper:
 
     def _renewed(self, until_s: float) -> None:
         self._ends_at = until_s
+        self._is_held.set()
 
     def _lost(self, reason: str) -> None:
         self._claim_lost = True

@@ -1,4 +1,4 @@
-"""The processes of a run's pool, found without asking anybody: by the marks in their environment and by session.
+"""The processes of a run's pool, found without asking anybody: by the marks in their environment, by session.
 
 Two ways, because each has a hole. A process can overwrite its environment, and a killed API server leaves an
 engine behind that the ledger does not know; but a session's number is that of its leader, and all that a

@@ -95,8 +95,9 @@ def _ports_are_free(context: Context, pool: Pool, attempts: list[Attempt]) -> No
         if held <= pools.ports_of_other_runs(context.claim.ledger, context.settings.node, pool.run_id):
             return
         if time.monotonic() > deadline:
+            numbers = ", ".join(map(str, sorted(held)))
             raise StageFailed(
-                f"port(s) {', '.join(map(str, sorted(held)))} of the pool are still listened on, by a process "
+                f"port(s) {numbers} of the pool are still listened on, by a process "
                 f"that does not carry its marks: `ss -tlnp` names it"
             )
         time.sleep(_POLL_S)

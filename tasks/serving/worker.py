@@ -7,7 +7,7 @@ before the slot is used again; a slot is tried a bounded number of times, each l
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Literal, Protocol
 
 import aiohttp
@@ -202,7 +202,9 @@ class Worker:
         deadline = now_s() + timeout_s
         while not await probes.is_healthy(self._client, self.url):
             if now_s() > deadline:
-                raise _Failed(started.why(f"was not ready after {timeout_s:.0f} s"))
+                why = started.why(f"was not ready after {timeout_s:.0f} s")
+                # It was given all the time there is; another start would only take as long again.
+                raise _Failed(replace(why, remedy=Remedy.OPERATOR) if why.kind == "unknown" else why)
             await asyncio.sleep(_START_POLL_S)
         self._change("warming", "the server answers")
         try:
@@ -263,7 +265,7 @@ class Worker:
 
 
 async def _first(exited: asyncio.Event, work: Any) -> _Failed | None:
-    """Do `work` unless the server exits before; returns how it failed. None: it is done, or the server exited."""
+    """Do `work` unless the server exits before; returns how it failed. None: done, or exited."""
     doing = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(exited.wait())
     try:

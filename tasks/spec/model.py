@@ -43,6 +43,8 @@ class Convert(_Part):
     calibration: str | None = Field(default=None, min_length=1, examples=["/data/calibration.jsonl"])
     """Texts that awq measures activations on: a .jsonl or .parquet file with a column `text`, or a .txt file;
     best like the prompts to come. null: the documentation texts that ship with Python."""
+    calibration_tokens: int = Field(default=4096, ge=256, le=1_000_000)
+    """How many tokens of those texts awq looks at; its time grows with them."""
 
 
 class MigLayout(_Part):

@@ -8,35 +8,39 @@ import hashlib
 import json
 from collections.abc import Iterator
 from importlib import import_module
-from itertools import islice
 from pathlib import Path
 
 from tasks.errors import InputError
 
-SAMPLES = 16
-"""Sequences. awq needs the mean size of each channel's activations, which settles fast: its authors saw the same
-perplexity from 16 sequences as from 192 (arXiv 2306.00978, figure 8)."""
-
 SAMPLE_TOKENS = 128
-"""Tokens of a sequence. Time grows with samples times tokens, and on two cores it is most of a conversion."""
+"""Tokens of a sequence. awq needs the mean size of each channel's activations, not long context, and many short
+sequences are more alike the prompts of a batch than few long ones. Its authors saw the same perplexity from 16
+sequences as from 192 (arXiv 2306.00978, figure 8)."""
 
 _LONGEST_TEXT_CHARS = 4_000
 """Of one text: so that a long one does not crowd out the others."""
 
-_TEXTS = 64
-"""Texts kept. Sequences are cut from all of them joined; more would never be reached."""
+_CHARS_PER_TOKEN = 8
+"""More than English or Chinese text has, so that enough text is kept for the tokens asked for."""
 
 _COLUMN = "text"
 
 
-def texts(calibration: str | None) -> list[str]:
-    """The calibration texts that `convert.calibration` names.
+def texts(calibration: str | None, tokens: int) -> list[str]:
+    """The calibration texts that `convert.calibration` names, at most as many as hold `tokens` tokens.
 
     Raises:
         InputError: the file cannot be read, is of no known kind, or holds no text.
     """
     found = _shipped_with_python() if calibration is None else _from_file(Path(calibration))
-    kept = [text[:_LONGEST_TEXT_CHARS] for text in islice((text for text in found if text.strip()), _TEXTS)]
+    kept: list[str] = []
+    wanted_chars = tokens * _CHARS_PER_TOKEN
+    for text in found:
+        if wanted_chars <= 0:
+            break
+        if text.strip():
+            kept.append(text[:_LONGEST_TEXT_CHARS])
+            wanted_chars -= len(kept[-1])
     if not kept:
         raise InputError(f"convert.calibration: {calibration} holds no text")
     return kept
@@ -64,7 +68,9 @@ def _from_file(path: Path) -> Iterator[str]:
             case ".txt":
                 yield from path.read_text(encoding="utf-8").split("\n\n")
             case other:
-                raise InputError(f"convert.calibration: {path} is a {other or 'nameless'} file; give .jsonl, .parquet or .txt")
+                raise InputError(
+                    f"convert.calibration: {path} is a {other or 'nameless'} file; give .jsonl, .parquet or .txt"
+                )
     except OSError as error:
         raise InputError(f"convert.calibration: {path} cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:
@@ -79,7 +85,9 @@ def _from_jsonl(path: Path) -> Iterator[str]:
             except (ValueError, KeyError, TypeError):
                 text = None
             if not isinstance(text, str):
-                raise InputError(f'convert.calibration: line {number} of {path} is no object with a string "{_COLUMN}"')
+                raise InputError(
+                    f'convert.calibration: line {number} of {path} is no object with a string "{_COLUMN}"'
+                )
             yield text
 
 

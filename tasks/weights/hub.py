@@ -84,7 +84,10 @@ def files_of(repo: str, commit: str, settings: Settings) -> list[RemoteFile]:
         InputError, Unavailable: as for `commit_of`.
     """
     entries = _ask(
-        lambda: list(_api(settings).list_repo_tree(repo, recursive=True, revision=commit)), repo, commit, settings
+        lambda: list(_api(settings).list_repo_tree(repo, recursive=True, revision=commit)),
+        repo,
+        commit,
+        settings,
     )
     files = [
         RemoteFile(entry.path, entry.lfs.size, entry.lfs.sha256, None)
@@ -165,7 +168,9 @@ def _ask(call: Callable[[], Answer], repo: str, revision: str, settings: Setting
         try:
             return call()
         except HFValidationError as error:
-            raise InputError(f"model.repo: {repo!r} is not the name of a repository (OWNER/NAME): {error}") from None
+            raise InputError(
+                f"model.repo: {repo!r} is not the name of a repository (OWNER/NAME): {error}"
+            ) from None
         except RevisionNotFoundError:
             raise InputError(
                 f"model.revision: repository {repo} at {where} has no branch, tag or commit {revision!r}"
@@ -181,7 +186,9 @@ def _ask(call: Callable[[], Answer], repo: str, revision: str, settings: Setting
         except HfHubHTTPError as error:
             status = error.response.status_code
             if status in (401, 403):
-                raise InputError(f"model.repo: the hub at {where} refused {repo} ({status}): check HF_TOKEN") from None
+                raise InputError(
+                    f"model.repo: the hub at {where} refused {repo} ({status}): check HF_TOKEN"
+                ) from None
             if status not in _PASSING_STATUS:
                 raise StageFailed(f"the hub at {where} answered {status} for {repo} at {revision}") from None
             trouble = f"it answered {status}"

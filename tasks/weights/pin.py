@@ -57,7 +57,12 @@ def release_id(fingerprint: dict[str, Any]) -> str:
     hexadecimal = hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()[:12]
     name = re.sub(r"[^a-z0-9.]+", "-", fingerprint["repo"].rpartition("/")[2].lower()).strip("-.")
     group_size = fingerprint["settings"].get("group_size")
-    parts = [name[:48], fingerprint["scheme"].replace("_", "-"), f"g{group_size}" if group_size else "", hexadecimal]
+    parts = [
+        name[:48],
+        fingerprint["scheme"].replace("_", "-"),
+        f"g{group_size}" if group_size else "",
+        hexadecimal,
+    ]
     return "-".join(part for part in parts if part)
 
 
@@ -125,7 +130,7 @@ def _settings_of(convert: Convert) -> dict[str, Any]:
             return {
                 "recipe": RECIPE_VERSION,
                 "group_size": convert.group_size,
-                "samples": calibration.SAMPLES,
+                "calibration_tokens": convert.calibration_tokens,
                 "sample_tokens": calibration.SAMPLE_TOKENS,
             }
         case _:
@@ -134,4 +139,6 @@ def _settings_of(convert: Convert) -> dict[str, Any]:
 
 def _calibration_of(convert: Convert) -> str | None:
     """Hash of the calibration texts; None for schemes that need none."""
-    return calibration.digest(calibration.texts(convert.calibration)) if convert.scheme == "awq" else None
+    if convert.scheme != "awq":
+        return None
+    return calibration.digest(calibration.texts(convert.calibration, convert.calibration_tokens))

@@ -93,7 +93,9 @@ def read_manifest(path: Path) -> Manifest | None:
         version, files = document.pop("version"), document.pop("files")
         if version != 1:
             return None
-        parsed = {safe_name(name): File(int(entry["size"]), str(entry["sha256"])) for name, entry in files.items()}
+        parsed = {
+            safe_name(name): File(int(entry["size"]), str(entry["sha256"])) for name, entry in files.items()
+        }
     except (OSError, ValueError, KeyError, TypeError, AttributeError, InputError):
         return None
     return Manifest(document, parsed)
@@ -158,7 +160,9 @@ def describe(folder: Path, about: Mapping[str, Any]) -> Manifest:
     """The manifest of what is in `folder` now, every byte read."""
     names = _names(folder)
     paths = [folder / name for name in names]
-    files = [File(path.stat().st_size, sha256) for path, sha256 in zip(paths, sha256_of_all(paths), strict=True)]
+    files = [
+        File(path.stat().st_size, sha256) for path, sha256 in zip(paths, sha256_of_all(paths), strict=True)
+    ]
     return Manifest(about, dict(zip(names, files, strict=True)))
 
 
@@ -201,7 +205,9 @@ def remove(folder: Path) -> None:
         if not folder.exists():
             return
         time.sleep(0.1)
-    raise StageFailed(f"{folder} cannot be deleted; something keeps writing there or its permissions forbid it")
+    raise StageFailed(
+        f"{folder} cannot be deleted; something keeps writing there or its permissions forbid it"
+    )
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -230,7 +236,11 @@ def require_space(settings: Settings, needed_bytes: int, what: str) -> None:
 
 def _names(folder: Path) -> list[str]:
     """Everything in the folder that is not a folder, but for its manifest; sorted."""
-    found = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir() or path.is_symlink())
+    found = (
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*")
+        if not path.is_dir() or path.is_symlink()
+    )
     return sorted(name for name in found if name not in (MANIFEST, DOWNLOAD_MANIFEST))
 
 

@@ -48,7 +48,9 @@ def read(folder: Path) -> dict[str, Tensor]:
     for path in sorted(folder.glob("*.safetensors")):
         for name, tensor in _header(path).items():
             if name in tensors:
-                raise StageFailed(f"tensor {name} is in both {tensors[name].file} and {path.name} of {folder}")
+                raise StageFailed(
+                    f"tensor {name} is in both {tensors[name].file} and {path.name} of {folder}"
+                )
             tensors[name] = tensor
     return tensors
 
@@ -109,7 +111,11 @@ def check_group_size(folder: Path, group_size: int) -> None:
         return
     name, size = next(iter(misfit.items()))
     fitting = [str(other) for other in GROUP_SIZES if not any(size % other for size in inputs.values())]
-    advice = f"{' and '.join(fitting)} work{'s' if len(fitting) == 1 else ''}" if fitting else "no group size works"
+    advice = (
+        f"{' and '.join(fitting)} work{'s' if len(fitting) == 1 else ''}"
+        if fitting
+        else "no group size works"
+    )
     raise InputError(
         f"convert.group_size: {group_size} does not divide the {size} inputs of {name.removesuffix('.weight')} "
         f"({len(misfit)} of {len(inputs)} layers do not fit); for this model {advice}"
@@ -132,11 +138,15 @@ def _header(path: Path) -> dict[str, Tensor]:
                 for name, entry in entries.items()
             }
         except (ValueError, KeyError, TypeError, AttributeError):
-            raise StageFailed(f"{path} is not a safetensors file: its header is not the JSON it should be") from None
+            raise StageFailed(
+                f"{path} is not a safetensors file: its header is not the JSON it should be"
+            ) from None
     end = max((offsets[1] for _, offsets in tensors.values()), default=0)
     if 8 + length + end != size:
         raise StageFailed(f"{path} is {size} bytes long and its header speaks of {8 + length + end}")
     for name, (tensor, offsets) in tensors.items():
         if offsets[1] - offsets[0] != tensor.bytes:
-            raise StageFailed(f"{path}: {name} should take {tensor.bytes} bytes and has {offsets[1] - offsets[0]}")
+            raise StageFailed(
+                f"{path}: {name} should take {tensor.bytes} bytes and has {offsets[1] - offsets[0]}"
+            )
     return {name: tensor for name, (tensor, _) in tensors.items()}

@@ -192,7 +192,10 @@ class StandIn:
                             "finish_reason": does.finish_reason,
                         }
                     ],
-                    "usage": {"prompt_tokens": len(prompt.split()) + 2, "completion_tokens": len(text.split())},
+                    "usage": {
+                        "prompt_tokens": len(prompt.split()) + 2,
+                        "completion_tokens": len(text.split()),
+                    },
                 }
             ).encode()
         )

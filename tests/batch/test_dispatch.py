@@ -22,7 +22,8 @@ KEY = "the-key-of-the-pool"
 
 def rows_of(count: int) -> list[Row]:
     return [
-        Row(f"row-{n}", f'[{{"role":"user","content":"question {n}"}}]', prompt_tokens=4) for n in range(count)
+        Row(f"row-{n}", f'[{{"role":"user","content":"question {n}"}}]', prompt_tokens=4)
+        for n in range(count)
     ]
 
 
@@ -166,7 +167,7 @@ def test_a_row_that_kills_engines_stays_not_started(tmp_path):
 
 
 def test_engines_that_bring_nothing_but_trouble_fail_no_row(tmp_path):
-    with StandIn(KEY, behaviour=lambda *_: Does(status=500, body=b"broken")) as pool:
+    with StandIn(KEY, max_num_seqs=2, behaviour=lambda *_: Does(status=500, body=b"broken")) as pool:
         hopeless = job(pool, tmp_path, patience_s=0.5, request_timeout_s=0.25)
         with pytest.raises(Unavailable, match="broken"):
             answer(hopeless, chunks_of(rows_of(500)), "p0")
@@ -175,7 +176,7 @@ def test_engines_that_bring_nothing_but_trouble_fail_no_row(tmp_path):
 
 def test_a_worker_that_hangs_is_left_after_the_deadline(tmp_path):
     def hangs(worker: str, prompt: str, before: int) -> Does | None:
-        return Does(after_s=30) if worker == "worker-0" else None
+        return Does(after_s=3) if worker == "worker-0" else None
 
     with StandIn(KEY, behaviour=hangs, max_num_seqs=2) as pool:
         tally = answer(job(pool, tmp_path, request_timeout_s=0.5), chunks_of(rows_of(20)), "p0")
@@ -225,7 +226,9 @@ def test_the_client_of_another_pool_is_turned_away(tmp_path):
 
 def test_finished_rows_are_on_disk_within_the_flush_time_while_others_are_in_flight(tmp_path):
     with (
-        StandIn(KEY, behaviour=lambda w, prompt, b: Does(after_s=5) if prompt == "question 1" else None) as pool,
+        StandIn(
+            KEY, behaviour=lambda w, prompt, b: Does(after_s=5) if prompt == "question 1" else None
+        ) as pool,
         in_background(lambda: answer(job(pool, tmp_path), chunks_of(rows_of(2)), "p0")),
     ):
         wait_until(lambda: pool.answered["question 0"])

@@ -44,7 +44,14 @@ def write_input(path: Path, ids: Iterable[object], **columns: list[Any]) -> Path
     ids = list(ids)
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(
-        pa.table({"row_id": ids, "prompt": [prompt_of(one) for one in ids], **columns}), path
+        pa.table(
+            {
+                "row_id": pa.array(ids, None if ids else pa.string()),
+                "prompt": [prompt_of(one) for one in ids],
+                **columns,
+            }
+        ),
+        path,
     )
     return path
 

@@ -1,8 +1,9 @@
 """A stand-in for `vllm serve`, for tests of what is around it. Says so in its log and in every answer.
 
-Speaks the few endpoints that the pipeline uses and forks an idle "engine" into its session, as vLLM does. Faults
-come by environment: STANDIN_FAIL (text to print before it ends with status 1), STANDIN_FAIL_ONCE (a file: fails
-as long as it exists, and deletes it), STANDIN_START_S (seconds until it listens), STANDIN_DEAF (ignores SIGTERM).
+Speaks the few endpoints that the pipeline uses and forks an idle "engine" into its session, as vLLM does.
+Faults come by environment: STANDIN_FAIL (text to print before it ends with status 1), STANDIN_FAIL_ONCE (a
+file: fails as long as it exists, and deletes it), STANDIN_START_S (seconds until it listens), STANDIN_DEAF
+(ignores SIGTERM).
 """
 
 import argparse

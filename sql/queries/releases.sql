@@ -1,0 +1,38 @@
+-- name: put_release!
+-- A release that was made again takes the place of its old record.
+insert into release (
+    node, release_id, path, manifest_sha256, fingerprint, metrics, bytes, files, made_by_run
+)
+values (
+    :node, :release_id, :path, :manifest_sha256, :fingerprint, :metrics, :bytes, :files, :run_id
+)
+on conflict (node, release_id) do update
+set
+    path = excluded.path,
+    manifest_sha256 = excluded.manifest_sha256,
+    fingerprint = excluded.fingerprint,
+    metrics = excluded.metrics,
+    bytes = excluded.bytes,
+    files = excluded.files,
+    made_by_run = excluded.made_by_run,
+    published_at = clock_timestamp(),
+    removed_at = null;
+
+-- name: recorded_manifest$
+-- The hash of the manifest under which a release is recorded; null when it is not, or was removed.
+select manifest_sha256
+from release
+where node = :node and release_id = :release_id and removed_at is null;
+
+-- name: releases_of_node
+select
+    release_id,
+    path,
+    bytes,
+    files,
+    metrics,
+    made_by_run,
+    published_at
+from release
+where node = :node and removed_at is null
+order by published_at desc;

@@ -1,0 +1,349 @@
+"""Make the release: converted, verified, whole; made once and found again by its fingerprint.
+
+Keeps:
+- A release is visible whole or not at all, and what is visible was verified.
+- Two runs that want one release: one works, under the release's node lock; the other waits and finds it.
+- A damaged release is mended from the download where its files were carried over, and made again where not.
+- Converting holds no lease, so it never touches a GPU.
+"""
+
+import hashlib
+import json
+import logging
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from psycopg.types.json import Jsonb
+
+from tasks.contract import Context, Outcome
+from tasks.errors import InputError, StageFailed
+from tasks.node import lock, processes
+from tasks.weights import calibration, recipes, store, tensors
+from tasks.weights.converting import Job
+from tasks.weights.store import Manifest
+from tasks.weights.verify import is_converted, verify_carried_over
+from tasks.weights.verify import verify as verify_structure
+
+log = logging.getLogger(__name__)
+
+_LOOK_EVERY_S = 0.25
+_LAST_LINES = 6
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is missing of a release."""
+
+    folder: Path
+    manifest: Manifest | None
+    """None: it was never made, or its manifest is gone."""
+    wrong: tuple[str, ...]
+    recorded: bool
+    """Whether the ledger knows it under this manifest."""
+    leftovers: tuple[Path, ...]
+    """Staging folders of attempts that were killed (or of one that lives)."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether every file is there with its sha256."""
+        return self.manifest is not None and not self.wrong
+
+    @property
+    def satisfied(self) -> bool:
+        """Whether nothing is to be done."""
+        return self.whole and self.recorded and not self.leftovers
+
+    @property
+    def reason(self) -> str:
+        """See `tasks.contract`."""
+        if self.manifest is None:
+            return f"release {self.folder.name} is not in the store"
+        if self.wrong:
+            return f"of release {self.folder.name} are missing or changed: {', '.join(self.wrong)}"
+        if not self.recorded:
+            return f"release {self.folder.name} is whole and not recorded in the ledger"
+        if self.leftovers:
+            return "a killed attempt left files behind"
+        return f"release {self.folder.name} is in the store, {self.manifest.bytes / 1e9:.2f} GB, every file right"
+
+
+def plan(context: Context) -> Plan:
+    """Compare the store with the release that the run is pinned to."""
+    release_id = _release_id(context)
+    folder = store.release_folder(context.settings, release_id)
+    manifest = store.read_manifest(folder / store.MANIFEST)
+    if manifest is not None and manifest.about.get("fingerprint") != context.run.pins["fingerprint"]:
+        manifest = None
+    wrong = store.wrong_files(folder, manifest, context.settings) if manifest else []
+    recorded = manifest is not None and _recorded(context) == _hash_of(manifest)
+    leftovers = sorted((context.settings.store / "staging").glob(f"{release_id}.*"))
+    return Plan(folder, manifest, tuple(wrong), recorded, tuple(leftovers))
+
+
+def apply(plan: Plan, context: Context) -> None:
+    """Make or mend the release, publish it, record it.
+
+    Raises:
+        InputError: the architecture is unknown, or the group size does not divide a layer.
+        StageFailed: the converter failed, its output is not as it must be, or the disk is too small.
+        Busy: another run makes the same release and took too long.
+    """
+    release_id = _release_id(context)
+    lock_file = context.settings.locks / f"release-{release_id}.lock"
+    purpose = f"making of release {release_id} for run {context.run.run_id}"
+    with lock.held(lock_file, purpose, context.settings.weights_wait_s):
+        plan = _plan_again(context)
+        for leftover in plan.leftovers:
+            store.remove(leftover)
+        if not plan.whole:
+            _make(plan, context)
+            plan = _plan_again(context)
+        if plan.manifest is not None and not plan.recorded:
+            _record(plan.folder, plan.manifest, context)
+
+
+def verify(context: Context) -> Outcome:
+    """Read the store again."""
+    found = plan(context)
+    if found.manifest is None or found.wrong or not found.recorded:
+        raise StageFailed(f"the release is not there after all: {found.reason}")
+    facts = {"release_id": found.folder.name, "path": str(found.folder), "bytes": found.manifest.bytes}
+    base_bytes = found.manifest.about["metrics"]["base_bytes"]
+    share = found.manifest.bytes / base_bytes
+    return Outcome(
+        f"release {found.folder.name}: {found.manifest.bytes / 1e9:.2f} GB, {share:.0%} of the download",
+        facts,
+    )
+
+
+_plan_again = plan
+
+
+def _make(plan: Plan, context: Context) -> None:
+    base, base_manifest = _base(context)
+    staging_area = context.settings.store / "staging"
+    staging_area.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f"{_release_id(context)}.", dir=staging_area))
+    release = work / "release"
+    release.mkdir()
+    try:
+        if plan.manifest is not None and _mend(plan, plan.manifest, base, base_manifest, release):
+            manifest = plan.manifest
+            log.info("mended from the download: %s", ", ".join(plan.wrong))
+        else:
+            manifest = _convert(base, base_manifest, work, release, context)
+            if plan.manifest is not None and manifest != plan.manifest:
+                log.warning(
+                    "release %s was made again and some of its bytes differ from before", plan.folder.name
+                )
+        store.publish(release, plan.folder, store.MANIFEST, manifest, context.settings)
+    finally:
+        store.remove(work)
+
+
+def _mend(plan: Plan, manifest: Manifest, base: Path, base_manifest: Manifest, release: Path) -> bool:
+    """Put the release together from its own right files and the download's; False when one is in neither."""
+    for name, file in manifest.files.items():
+        if name not in plan.wrong:
+            store.put(plan.folder / name, release / name)
+        elif base_manifest.files.get(name) == file:
+            _carry_over(name, base, release)
+        else:
+            shutil.rmtree(release)
+            release.mkdir()
+            return False
+    return True
+
+
+def _convert(base: Path, base_manifest: Manifest, work: Path, release: Path, context: Context) -> Manifest:
+    convert = context.run.spec.convert
+    config = tensors.read_config(base)
+    metrics = {"base_bytes": base_manifest.bytes}
+    if convert.scheme == "none":
+        for name in base_manifest.files:
+            _carry_over(name, base, release)
+        tensors.check_index(release, tensors.read(release))
+    else:
+        recipe = recipes.of(config)
+        if convert.scheme == "awq":
+            tensors.check_group_size(base, convert.group_size)
+        store.require_space(context.settings, base_manifest.bytes, f"converting to {convert.scheme}")
+        _run_converter(_job(base, recipe, work, context), work, context)
+        _assemble(base, base_manifest, work / "made", config, release)
+        verify_structure(base, release, convert.scheme, convert.group_size, recipe)
+    about = {
+        "kind": "release",
+        "release_id": _release_id(context),
+        "architecture": recipes.architecture(config),
+        "fingerprint": context.run.pins["fingerprint"],
+        "metrics": metrics,
+    }
+    manifest = store.describe(release, about)
+    verify_carried_over(base_manifest, manifest)
+    return manifest
+
+
+def _job(base: Path, recipe: recipes.Recipe, work: Path, context: Context) -> Job:
+    convert = context.run.spec.convert
+    texts: list[str] = []
+    if convert.scheme == "awq":
+        texts = calibration.texts(convert.calibration, convert.calibration_tokens)
+        if calibration.digest(texts) != context.run.pins["fingerprint"]["calibration"]:
+            raise InputError(
+                f"convert.calibration: {convert.calibration or 'the texts that ship with Python'} changed since this "
+                f"run started, and its release is named by the old texts: start another run"
+            )
+    return Job(
+        source=str(base),
+        made=str(work / "made"),
+        scheme=convert.scheme,
+        group_size=convert.group_size,
+        ignored=list(recipe.ignored),
+        loader=recipe.loader,
+        texts=texts,
+        tokens=convert.calibration_tokens,
+        sample_tokens=calibration.SAMPLE_TOKENS,
+        progress=str(work / "progress.json"),
+    )
+
+
+def _run_converter(job: Job, work: Path, context: Context) -> None:
+    """Run the converter as a tied child and show how far it is."""
+    job_file = work / "job.json"
+    job_file.write_text(job.dumps())
+    log_file = context.settings.logs / context.run.run_id / "convert.log"
+    log_begins = log_file.stat().st_size if log_file.exists() else 0
+    child = processes.spawn(
+        [context.settings.python_convert, "-m", "tasks.weights.converting", job_file],
+        processes.environment(context.part, _converter_environment(work)),
+        log_file,
+        cwd=work,
+    )
+    began = time.monotonic()
+    try:
+        shown: Mapping[str, Any] = {}
+        while True:
+            try:
+                status = child.wait(_LOOK_EVERY_S)
+                break
+            except subprocess.TimeoutExpired:
+                progress = _read_progress(Path(job.progress))
+                if progress and progress != shown:
+                    context.claim.progress(progress["done"], progress["total"], progress["unit"])
+                    shown = progress
+    finally:
+        if child.poll() is None:
+            child.kill()
+            child.wait()
+    log.info("the converter ran %.0f s", time.monotonic() - began)
+    if status != 0:
+        _refuse(status, log_file, log_begins)
+
+
+def _converter_environment(work: Path) -> dict[str, str]:
+    return {
+        "CUDA_VISIBLE_DEVICES": "",  # the stage holds no lease on a GPU
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str(work / "huggingface"),
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONHASHSEED": "0",
+        "OMP_WAIT_POLICY": "PASSIVE",  # threads that wait spinning starve the other stages of a small machine
+    }
+
+
+def _refuse(status: int, log_file: Path, log_begins: int) -> None:
+    with log_file.open("rb") as file:
+        file.seek(log_begins)
+        lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+    if status == 1 and lines and lines[-1].startswith("convert."):
+        raise InputError(lines[-1])
+    why = (
+        "was killed, as the kernel does when memory runs out"
+        if status == -9
+        else f"ended with status {status}"
+    )
+    raise StageFailed(f"the converter {why}; {log_file} ends with: {' | '.join(lines[-_LAST_LINES:])}")
+
+
+def _assemble(
+    base: Path, base_manifest: Manifest, made: Path, config: Mapping[str, Any], release: Path
+) -> None:
+    """The converter's weights, the repository's other files, and its config.json with the quantization added."""
+    for path in sorted(made.iterdir()):
+        if path.suffix == ".safetensors" or path.name == "model.safetensors.index.json":
+            path.rename(release / path.name)
+    for name in base_manifest.files:
+        if not is_converted(name):
+            _carry_over(name, base, release)
+    quantization = tensors.read_config(made).get("quantization_config")
+    document = {**config, "quantization_config": quantization}
+    (release / "config.json").write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+
+
+def _carry_over(name: str, base: Path, release: Path) -> None:
+    """Weights share their bytes with the download; small files are copied, so that editing one spares the other."""
+    target = release / name
+    if name.endswith(".safetensors"):
+        store.put(base / name, target)
+    else:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(base / name, target)
+
+
+def _base(context: Context) -> tuple[Path, Manifest]:
+    """The download, proven."""
+    folder = store.download_folder(context.settings, context.run.spec.model.repo, context.run.pins["commit"])
+    manifest = store.read_manifest(folder / store.DOWNLOAD_MANIFEST)
+    wrong = store.wrong_files(folder, manifest, context.settings) if manifest else ["all"]
+    if manifest is None or wrong:
+        raise StageFailed(
+            f"the download at {folder} is not whole ({', '.join(wrong)}): execute the stage download first"
+        )
+    return folder, manifest
+
+
+def _record(folder: Path, manifest: Manifest, context: Context) -> None:
+    with context.claim.writing() as connection:
+        context.claim.ledger.queries.put_release(
+            connection,
+            node=context.settings.node,
+            release_id=folder.name,
+            path=str(folder),
+            manifest_sha256=_hash_of(manifest),
+            fingerprint=Jsonb(manifest.about["fingerprint"]),
+            metrics=Jsonb(manifest.about["metrics"]),
+            bytes=manifest.bytes,
+            files=len(manifest.files),
+            run_id=context.run.run_id,
+        )
+
+
+def _recorded(context: Context) -> str | None:
+    ledger = context.claim.ledger
+    with ledger.transaction() as connection:
+        found = ledger.queries.recorded_manifest(
+            connection, node=context.settings.node, release_id=_release_id(context)
+        )
+    return None if found is None else str(found)
+
+
+def _hash_of(manifest: Manifest) -> str:
+    return hashlib.sha256(manifest.dumps().encode()).hexdigest()
+
+
+def _read_progress(path: Path) -> Mapping[str, Any]:
+    try:
+        progress = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return progress if isinstance(progress, dict) else {}
+
+
+def _release_id(context: Context) -> str:
+    return str(context.run.pins["release_id"])

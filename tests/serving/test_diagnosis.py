@@ -1,0 +1,100 @@
+"""Why a worker ended, from its log. The lines are vLLM's and torch's own."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tasks.errors import InputError, Remedy, StageFailed, Unavailable
+from tasks.serving import diagnosis
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """A worker's log with the lines of an earlier attempt."""
+    path = tmp_path / "worker-0.log"
+    path.write_text("torch.OutOfMemoryError: CUDA out of memory.\n")
+    return path
+
+
+def diagnose(log: Path, *lines: str, status: int = 1) -> diagnosis.Diagnosis:
+    offset = log.stat().st_size
+    with log.open("a") as file:
+        file.write("".join(f"(APIServer pid=7) {line}\n" for line in lines))
+    return diagnosis.of_exit("worker-0", log, offset, status)
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "remedy"),
+    [
+        ("OSError: [Errno 98] Address already in use", "address in use", Remedy.RETRY),
+        ("vllm serve: error: unrecognized arguments: --nonsense 1", "bad flag", Remedy.USER),
+        (
+            "ValueError: Model architectures ['FooForCausalLM'] are not supported for now.",
+            "unsupported architecture",
+            Remedy.USER,
+        ),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "out of memory", Remedy.USER),
+        (
+            "ValueError: No available memory for the cache blocks. Try increasing it.",
+            "out of memory",
+            Remedy.USER,
+        ),
+        (
+            "RuntimeError: NVML_SUCCESS == r INTERNAL ASSERT FAILED at CUDACachingAllocator",
+            "out of memory",
+            Remedy.USER,
+        ),
+        (
+            "CUDA error: no kernel image is available for execution on the device",
+            "no kernel",
+            Remedy.OPERATOR,
+        ),
+        (
+            "RuntimeError: The NVIDIA driver on your system is too old (found version 11040).",
+            "driver too old",
+            Remedy.OPERATOR,
+        ),
+        (
+            "FileNotFoundError: [Errno 2] No such file or directory: 'model-00002-of-00002.safetensors'",
+            "files missing",
+            Remedy.OPERATOR,
+        ),
+        ("RuntimeError: something nobody has seen before", "unknown", Remedy.RETRY),
+    ],
+)
+def test_a_failure_is_known_by_its_line(log: Path, line: str, kind: str, remedy: Remedy) -> None:
+    found = diagnose(log, "INFO loading", line, "INFO shutting down")
+    assert (found.kind, found.remedy) == (kind, remedy)
+    assert line[:60] in found.message
+    assert "INFO" not in found.message
+    assert str(log) in found.message
+
+
+def test_an_earlier_attempt_is_not_blamed(log: Path) -> None:
+    assert diagnose(log, "Error: something new").kind == "unknown"
+
+
+def test_a_killed_server_is_not_explained_by_what_its_log_says(log: Path) -> None:
+    found = diagnose(log, "an old FileNotFoundError in passing", status=-signal.SIGKILL)
+    assert (found.kind, found.remedy) == ("killed", Remedy.RETRY)
+    assert "SIGKILL" in found.message
+
+
+def test_a_server_that_cannot_run_here_is_not_tried_again(log: Path) -> None:
+    found = diagnose(log, "Fatal Python error: Illegal instruction", status=-signal.SIGILL)
+    assert (found.kind, found.remedy) == ("no kernel", Remedy.OPERATOR)
+
+
+def test_a_message_stays_short_however_long_the_log(log: Path) -> None:
+    found = diagnose(log, *(f"ERROR {number} " + "x" * 5000 for number in range(500)))
+    assert len(found.message) < 2000
+    assert "ERROR 499" in found.message
+
+
+@pytest.mark.parametrize(
+    ("remedy", "error"),
+    [(Remedy.USER, InputError), (Remedy.RETRY, Unavailable), (Remedy.OPERATOR, StageFailed)],
+)
+def test_who_can_help_decides_the_exit_status(remedy: Remedy, error: type[Exception]) -> None:
+    assert type(diagnosis.Diagnosis("any", remedy, "message").as_error()) is error

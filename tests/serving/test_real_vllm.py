@@ -1,0 +1,99 @@
+"""The pool with the real vLLM on CPU and a tiny real checkpoint."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tasks import settings as deployment
+from tasks.node import lock, processes
+from tasks.serving import leftovers, pools, ports
+from tests.serving.pool_world import World, make_world, status_of, wait_for
+
+pytestmark = pytest.mark.real_vllm
+
+_MAKE = Path(__file__).parent / "make_tiny_qwen3.py"
+_MODELS = deployment.REPOSITORY / "var" / "test-models"
+
+
+@pytest.fixture(scope="module")
+def tiny_qwen3() -> Path:
+    """A tiny Qwen3 with random weights, made once for this checkout."""
+    folder = _MODELS / "tiny-qwen3"
+    with lock.held(_MODELS / "lock", "make the tiny Qwen3", wait_s=300):
+        python = deployment.current().python_convert
+        subprocess.run([python, _MAKE, folder], check=True, timeout=300)
+    return folder
+
+
+@pytest.fixture
+def world(
+    tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch, tiny_qwen3: Path
+) -> Iterator[World]:
+    """A run of the tiny Qwen3 with two CPU slots."""
+    made = make_world(tmp_path, database_url, monkeypatch, worker_command=[], start_timeout_s=600)
+    serving = {
+        "max_model_len": 256,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 256,
+        "kv_cache_memory_mb": 32,
+    }
+    made.add_run("run-1", serving=serving)
+    made.succeed("run-1", "convert", {"release_id": "tiny-qwen3", "path": str(tiny_qwen3)})
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def test_a_pool_of_real_vllm_is_mended_and_ended(world: World) -> None:
+    world.execute("start")
+    lost, kept = world.server(0), world.server(1)
+    key = world.key()
+    urls = [worker["url"] for worker in world.registry()["workers"]]
+    assert [status_of(f"{url}/v1/models", key) for url in urls] == [200, 200]
+    assert [status_of(f"{url}/v1/models") for url in urls] == [401, 401]
+    seen = [Path(f"/proc/{process.pid}/cmdline").read_text() for process in world.processes()]
+
+    # The engine is found by its marks, although vLLM gives it another title.
+    engine = _engine(world, 0)
+    assert engine in processes.find("run-1/worker-0")
+    assert engine in leftovers.session_of(lost)
+
+    os.killpg(lost.pid, signal.SIGKILL)
+    assert world.execute("start").changed
+    assert world.server(1) == kept
+    assert kept.is_alive()
+    assert not engine.is_alive()
+    assert {worker["state"] for worker in world.registry()["workers"]} == {"ready"}
+
+    # Without its keeper the API server ends by the kernel's hand, and leaves its engine behind.
+    engines = [_engine(world, number) for number in (0, 1)]
+    keeper = world.pool().keeper
+    assert keeper is not None
+    os.kill(keeper.pid, signal.SIGKILL)
+    wait_for("the servers ended", lambda: not any(world.server(number).is_alive() for number in (0, 1)))
+    assert all(one.is_alive() for one in engines), "nobody has told the engines"
+
+    all_urls = [f"http://127.0.0.1:{one.port}" for one in pools.attempts(world.ledger, "run-1")]
+    stopped = world.execute("stop")
+    assert stopped.changed
+    assert stopped.seconds < 10
+    assert world.processes() == []
+    assert ports.occupied([int(url.rsplit(":", 1)[1]) for url in all_urls]) == []
+
+    seen += [path.read_text() for path in world.settings.logs.rglob("*.log")]
+    for table in ("pool", "pool_worker", "pool_worker_change", "claim"):
+        seen += [str(row) for row in world.rows(f"select * from {table}")]
+    assert not any(key in text for text in seen)
+
+
+def _engine(world: World, number: int) -> processes.Process:
+    """The process of a worker that holds the model."""
+    for process in processes.find(f"run-1/worker-{number}"):
+        if "EngineCore" in Path(f"/proc/{process.pid}/cmdline").read_text():
+            return process
+    raise AssertionError(f"worker-{number} has no engine")

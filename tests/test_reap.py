@@ -1,0 +1,109 @@
+"""Reaping: what is over ends, what is healthy stays. The workers are stand-ins."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tasks.ledger import close, leases, load, take
+from tasks.node import lock, processes
+from tasks.reap import as_facts, reap
+from tests.serving.pool_world import World, make_world, wait_for
+
+
+@pytest.fixture
+def world(tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """A run with one CPU slot that has come as far as provision."""
+    made = make_world(tmp_path, database_url, monkeypatch)
+    made.add_run("run-1", cores=(0,))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def test_a_healthy_run_is_not_touched_and_a_person_can_end_it_all_the_same(world: World) -> None:
+    world.execute("start")
+    before = world.processes()
+    for _ in range(2):
+        report = reap(world.settings)
+        assert report.reaped == []
+        assert "its keeper lives" in report.left_alone["run-1"]
+    assert world.processes() == before
+    forced = reap(world.settings, "run-1", force=True)
+    assert [one.run_id for one in forced.reaped] == ["run-1"]
+    assert world.processes() == []
+    assert leases.live_leases(world.ledger) == []
+    assert reap(world.settings).reaped == [], "twice is as once"
+
+
+def test_what_a_closed_run_left_is_ended_and_the_run_stays_closed(world: World) -> None:
+    world.configure(claim_watch_s=600)  # so that the keeper does not notice by itself
+    world.execute("start")
+    close(world.ledger, "run-1", "failed")
+    facts = as_facts(reap(world.settings))
+    assert facts["reaped"][0]["why"] == "the run is closed (failed)"
+    assert facts["reaped"][0]["lease_released"] == 1
+    assert world.processes() == []
+    assert load(world.ledger, "run-1").verdict == "failed"
+
+
+def test_what_a_killed_keeper_left_is_ended_but_the_open_run_keeps_its_devices(world: World) -> None:
+    world.execute("start")
+    keeper = world.pool().keeper
+    assert keeper is not None
+    os.kill(keeper.pid, signal.SIGKILL)
+    wait_for("the kernel ends the server", lambda: not world.server(0).is_alive())
+    assert world.workers(), "its engine lives on"
+    assert reap(world.settings).reaped[0].why == "its keeper is dead"
+    assert world.processes() == []
+    assert len(leases.live_leases(world.ledger)) == 1
+    world.execute("start")
+    assert world.registry()["workers"][0]["state"] == "ready"
+
+
+def test_an_expired_lease_is_released_after_its_processes_have_ended(world: World) -> None:
+    world.configure(lease_renew_s=600)
+    world.execute("start")
+    keeper = world.pool().keeper
+    assert keeper is not None
+    os.kill(keeper.pid, signal.SIGSTOP)  # it cannot end by its own clock
+    world.configure(stop_grace_s=0.3, drain_s=0.3)
+    claim, _ = take(world.ledger, "run-1", "test", frozenset({"test"}))
+    with claim.writing() as connection:
+        connection.execute("update lease set expires_at = now() - interval '1 second'")
+    report = reap(world.settings)
+    assert report.reaped[0].why == "its lease expired"
+    assert world.processes() == []
+    assert leases.live_leases(world.ledger) == []
+
+
+def test_a_process_of_a_run_that_the_ledger_does_not_know_is_ended(world: World) -> None:
+    stray = processes.spawn(
+        ["sleep", "600"],
+        processes.environment("no-such-run/worker-3"),
+        world.home / "log",
+        outlives_parent=True,
+    )
+    bystander = processes.spawn(
+        ["sleep", "600"],
+        processes.environment("no-such-run/convert"),
+        world.home / "log",
+        outlives_parent=True,
+    )
+    report = reap(world.settings)
+    assert [(one.run_id, one.ended) for one in report.reaped] == [("no-such-run", (stray.pid,))]
+    assert stray.wait() == -signal.SIGTERM or stray.returncode == -signal.SIGKILL
+    assert bystander.poll() is None, "not a keeper and not a worker"
+    bystander.kill()
+    bystander.wait()
+
+
+def test_a_run_that_a_stage_acts_for_is_left_alone(world: World) -> None:
+    close(world.ledger, "run-1", "failed")
+    with lock.held(world.settings.locks / "run-1-devices.lock", "stage start of run run-1", 1.0):
+        report = reap(world.settings)
+    assert report.reaped == []
+    assert "stage start of run run-1" in report.left_alone["run-1"]

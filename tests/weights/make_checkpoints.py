@@ -1,0 +1,123 @@
+"""Make tiny checkpoints with random weights, one of each architecture that converting knows.
+
+Run in the converting environment: `python make_checkpoints.py FOLDER` fills FOLDER/NAME for every name below.
+Sizes are the smallest that a group of 64 divides; one layer of each kind is enough.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+NAMES = ("qwen2", "qwen3", "qwen3_5", "qwen3_5_vl")
+
+_TEMPLATE = "{% for message in messages %}<|im_start|>{{ message.content }}<|im_end|>{% endfor %}"
+
+_TEXT = {
+    "vocab_size": 512,
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 64,
+    "max_position_embeddings": 512,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
+
+_DELTA_NET = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+}
+
+_VISION = {
+    "depth": 1,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_heads": 2,
+    "out_hidden_size": 128,
+    "num_position_embeddings": 16,
+}
+
+
+def make(folder: Path) -> None:
+    """Write every checkpoint that is not there yet."""
+    for name in NAMES:
+        target = folder / name
+        if not target.exists():
+            draft = folder / f".{name}"
+            draft.mkdir(parents=True, exist_ok=True)
+            _write(name, draft)
+            draft.rename(target)
+
+
+def _write(name: str, folder: Path) -> None:
+    import torch
+
+    torch.manual_seed(0)
+    model = _model(name).to(torch.bfloat16)
+    model.save_pretrained(folder, max_shard_size="300KB")
+    if name == "qwen3_5":
+        _add_a_layer_that_no_class_loads(folder)
+    _write_tokenizer(folder)
+
+
+def _model(name: str) -> Any:
+    import transformers as t
+
+    match name:
+        case "qwen2":
+            return t.Qwen2ForCausalLM(t.Qwen2Config(**_TEXT, tie_word_embeddings=True))
+        case "qwen3":
+            return t.Qwen3ForCausalLM(t.Qwen3Config(**_TEXT, tie_word_embeddings=False))
+        case "qwen3_5":
+            return t.Qwen3_5ForCausalLM(t.Qwen3_5TextConfig(**_TEXT, **_DELTA_NET, tie_word_embeddings=True))
+        case _:
+            config = t.Qwen3_5Config(
+                text_config={**_TEXT, **_DELTA_NET},
+                vision_config=_VISION,
+                image_token_id=2,
+                video_token_id=3,
+                vision_start_token_id=4,
+                vision_end_token_id=5,
+            )
+            return t.Qwen3_5ForConditionalGeneration(config)
+
+
+def _add_a_layer_that_no_class_loads(folder: Path) -> None:
+    """As Qwen3.5 has one: it predicts the token after the next."""
+    import torch
+    from safetensors.torch import save_file
+
+    tensors = {
+        "mtp.layers.0.mlp.down_proj.weight": torch.randn(128, 192).to(torch.bfloat16),
+        "mtp.norm.weight": torch.randn(128).to(torch.bfloat16),
+    }
+    save_file(tensors, folder / "model-mtp.safetensors", {"format": "pt"})
+    path = folder / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    index["weight_map"] |= dict.fromkeys(tensors, "model-mtp.safetensors")
+    path.write_text(json.dumps(index))
+
+
+def _write_tokenizer(folder: Path) -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    special = ["<|endoftext|>", "<|im_end|>", "<|image|>", "<|video|>", "<|im_start|>", "<|vision_end|>"]
+    signs = [*special, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    tokenizer = Tokenizer(models.BPE(vocab={sign: number for number, sign in enumerate(signs)}, merges=[]))
+    tokenizer.add_special_tokens(special)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "chat_template.jinja").write_text(_TEMPLATE)
+
+
+if __name__ == "__main__":
+    make(Path(sys.argv[1]))
