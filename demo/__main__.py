@@ -87,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
         "--home", type=Path, default=REPOSITORY / "var" / "demo", help="where everything is kept"
     )
     parser.add_argument(
-        "--model", default="smollm2", help=f"{', '.join(LOCAL_MODELS)} or a repository on the hub"
+        "--model", default="smollm2-135m", help=f"{', '.join(LOCAL_MODELS)} or a repository on the hub"
     )
     parser.add_argument("--scheme", default="awq", help=", ".join(SCHEMES))
     parser.add_argument("--keep", action="store_true", help="leave the UI up")

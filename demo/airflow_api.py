@@ -31,7 +31,7 @@ class DagRun:
 
 @dataclass(frozen=True)
 class TaskInstance:
-    """One task of a run; `state` is None until it is scheduled, `map_index` is -1 unless the task is mapped."""
+    """One task of a run; `state` is None until it is scheduled, `map_index` -1 unless the task is mapped."""
 
     task_id: str
     map_index: int
@@ -87,7 +87,7 @@ class AirflowApi:
         """Start a run of `dag_id` with the params `conf`.
 
         Raises:
-            InputError: `conf` does not fit the DAG's params, or there is a run of that id; says which and why.
+            InputError: `conf` does not fit the DAG's params (says where), or there is a run of that id.
         """
         body: dict[str, Any] = {"logical_date": None, "conf": conf}
         if run_id is not None:
@@ -178,8 +178,10 @@ class AirflowApi:
             return answer.json()
         if answer.status_code == 404 and absent_is_none:
             return None
+        if answer.status_code == 409:
+            raise InputError(f"what {method} {path} would make is there already: {json}")
         said = f"Airflow refused {method} {path} with {answer.status_code}: {_detail(answer)}"
-        raise InputError(said) if answer.status_code in (400, 409, 422) else StageFailed(said)
+        raise InputError(said) if answer.status_code in (400, 422) else StageFailed(said)
 
     def _send(
         self, method: str, path: str, json: dict[str, Any] | None, params: dict[str, str] | None

@@ -15,7 +15,7 @@ def main() -> None:
         # The LocalExecutor forks its workers from the scheduler: what is imported here need not be imported
         # by each of them at its first task.
         import airflow.sdk.execution_time.supervisor
-        import airflow.sdk.execution_time.task_runner  # noqa: F401
+        import airflow.sdk.execution_time.task_runner
     from airflow.__main__ import main as airflow
 
     airflow()

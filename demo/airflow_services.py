@@ -1,8 +1,8 @@
 """Real Airflow for the demo and the tests: four services on PostgreSQL with the LocalExecutor.
 
 Keeps:
-- Airflow's secrets (database URL, signing keys, the admin's password) are in 0600 files below `home`, never in
-  an environment: what a task starts cannot inherit them.
+- Airflow's secrets (database URL, signing keys, the admin's password) are in 0600 files below `home`, never
+  in an environment: what a task starts cannot inherit them.
 - The four services share one configuration, so they start and end together; what a kill left of them is ended
   before a new start.
 - "Healthy" means that each service has beaten its heart since this start: Airflow calls a service healthy for
@@ -103,7 +103,7 @@ class Airflow:
         """A REST client, logged in as `admin`; close it, or use it in a `with`."""
         return AirflowApi(self.url, ADMIN, self.password)
 
-    def start(self, *, deadline_s: float = 120.0) -> None:
+    def start(self, *, deadline_s: float = 300.0) -> None:
         """Bring the database's schema up to date, start the services, return when all are healthy.
 
         Services that run with the same configuration are kept.
@@ -154,15 +154,13 @@ class Airflow:
             if json.loads(done.read_text()) == self._schema():
                 return
         log = self.logs / "migrate.log"
-        self._children.end(_part("migrate"))  # one that outlived a killed demo; its schema change is undone
-        process = self._children.start(
+        status = self._children.run(
             _part("migrate"),
             self._command("db", "migrate"),
             environment=self._environment(),
             log=log,
             cwd=self.home,
         )
-        status = self._children.wait(process)
         if status != 0:
             raise StageFailed(
                 f"`airflow db migrate` ended with {status}; the end of its log {log}:\n{last_lines(log)}"
@@ -230,8 +228,8 @@ class Airflow:
             "LANG": "C.UTF-8",
             "TZ": "UTC",
             "AIRFLOW_HOME": str(self.home),
-            # Airflow's processes rename themselves; without this the name is written over the environment that
-            # /proc shows, and the marks of a process are gone.
+            # Airflow's processes rename themselves. Without this the name is written over the environment
+            # that /proc shows, and the marks of a process are gone.
             "SPT_NOENV": "1",
             **self._extra,
         }
@@ -282,8 +280,8 @@ class Airflow:
                     "execution_api_timeout": 60,
                 },
                 "scheduler": {
-                    # Between two looks at the database when there is nothing to do. Every task of a chain pays
-                    # it once or twice; 1 s, the default, takes 5 % of a core while idle, 0.2 s takes 15 %.
+                    # Between two looks at the database when there is nothing to do. Every task of a chain
+                    # pays it once or twice; 1 s, the default, takes 5 % of a core while idle, 0.2 s 15 %.
                     "scheduler_idle_sleep_time": 0.4,
                     "enable_health_check": False,
                 },

@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -39,10 +39,12 @@ class Children:
         environment: Mapping[str, str],
         log: Path,
         cwd: Path | None = None,
+        ended_by: signal.Signals = signal.SIGTERM,
     ) -> Process:
         """Start `command` as `name`; a child of that name that lives is kept instead.
 
-        `environment` is all that it gets, besides its marks. What it prints is appended to `log`.
+        `environment` is all that it gets, besides its marks. What it prints is appended to `log`. `ended_by`
+        is the signal by which it ends in good order.
         """
         if (living := self.find(name)) is not None:
             return living
@@ -51,18 +53,19 @@ class Children:
         self._mine.append(popen)
         # One that ended at once is still there as a zombie of ours: its record then names a dead process.
         process = processes.identify(popen.pid) or Process(popen.pid, 0, "", "")
-        write_private(self._record(name), json.dumps(asdict(process)))
+        record = {"process": asdict(process), "ended_by": ended_by}
+        write_private(self._record(name), json.dumps(record))
         return process
 
     def find(self, name: str) -> Process | None:
         """The living main process of child `name`."""
         self._collect_the_dead()
-        try:
-            process = Process(**json.loads(self._record(name).read_text()))
-        except (OSError, ValueError, TypeError):
+        recorded = self._recorded(name)
+        if recorded is None:
             marked = processes.find(name, self.deployment)
             # The main process is the oldest: it started the others.
             return min(marked, key=lambda found: found.start_ticks, default=None)
+        process, _ = recorded
         return process if process.is_alive() else None
 
     def living(self, name: str | None = None) -> list[Process]:
@@ -72,15 +75,28 @@ class Children:
         recorded = {process for known in names if (process := self.find(known)) is not None}
         return sorted(recorded | set(processes.find(name, self.deployment)))
 
-    def wait(self, process: Process) -> int:
-        """The exit status of a child that this object started, when it has ended."""
+    def run(
+        self,
+        name: str,
+        command: Sequence[str | os.PathLike[str]],
+        *,
+        environment: Mapping[str, str],
+        log: Path,
+        cwd: Path | None = None,
+    ) -> int:
+        """Run `command` to its end; returns its exit status.
+
+        What a killed demo left running under that name is ended first.
+        """
+        self.end(name)
+        process = self.start(name, command, environment=environment, log=log, cwd=cwd)
         popen = next(popen for popen in self._mine if popen.pid == process.pid)
         return popen.wait()
 
     def end(self, *names: str, grace_s: float = 10.0) -> None:
         """End the children of those names, all at once, with all that they started.
 
-        SIGTERM first, SIGKILL after `grace_s`.
+        The signal that each was started with first, and SIGTERM; SIGKILL after `grace_s`.
 
         Raises:
             StageFailed: something of them lives on.
@@ -89,6 +105,7 @@ class Children:
         def living() -> list[Process]:
             return [process for name in names for process in self.living(name)]
 
+        self._ask_to_end(names)
         refuse_survivors(processes.end_all(living, grace_s), ", ".join(names))
         for name in names:
             self._record(name).unlink(missing_ok=True)
@@ -99,24 +116,24 @@ class Children:
         Raises:
             StageFailed: something of it lives on.
         """
+        self._ask_to_end([record.stem for record in self.folder.glob("*.json")])
         left = processes.end_all(self.living, grace_s)
         refuse_survivors(left, f"deployment {self.deployment}")
         for record in self.folder.glob("*.json"):
             record.unlink(missing_ok=True)
 
-    def interrupt(self, name: str) -> None:
-        """Send SIGINT to the main process of child `name`, if it lives."""
-        process = self.find(name)
-        if process is None:
-            return
-        with suppress(ProcessLookupError):
-            handle = os.pidfd_open(process.pid)
-            try:
-                # The handle pins the process; asked only now, the answer is about the one it pins.
-                if process.is_alive():
-                    signal.pidfd_send_signal(handle, signal.SIGINT)
-            finally:
-                os.close(handle)
+    def _ask_to_end(self, names: Iterable[str]) -> None:
+        for name in names:
+            recorded = self._recorded(name)
+            if recorded is not None and recorded[1] != signal.SIGTERM:
+                _send(*recorded)
+
+    def _recorded(self, name: str) -> tuple[Process, signal.Signals] | None:
+        try:
+            record = json.loads(self._record(name).read_text())
+            return Process(**record["process"]), signal.Signals(record["ended_by"])
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
 
     def _collect_the_dead(self) -> None:
         self._mine = [popen for popen in self._mine if popen.poll() is None]
@@ -151,7 +168,7 @@ def write_private(path: Path, text: str) -> None:
 
 
 def kept_port(path: Path, *, another: bool = False) -> int:
-    """A free port of 127.0.0.1: the one in `path`, so that it stays the same, or another, which `path` then holds.
+    """A free port of 127.0.0.1: the one in `path`, so that it stays the same; else another, kept there.
 
     Somebody else can take it before the server does: a server that says so is started again with `another`.
     """
@@ -174,6 +191,17 @@ def last_lines(log: Path, count: int = 15) -> str:
             return "\n".join(file.read().decode(errors="replace").splitlines()[-count:])
     except OSError:
         return "(no log)"
+
+
+def _send(process: Process, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        handle = os.pidfd_open(process.pid)
+        try:
+            # The handle pins the process; asked only now, the answer is about the one that it pins.
+            if process.is_alive():
+                signal.pidfd_send_signal(handle, number)
+        finally:
+            os.close(handle)
 
 
 def _is_free(port: int) -> bool:

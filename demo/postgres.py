@@ -17,7 +17,7 @@ import json
 import os
 import secrets
 import shutil
-import subprocess
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
@@ -63,7 +63,7 @@ START_DEADLINE_S = 60.0
 class Cluster:
     """One PostgreSQL server with its roles and databases, kept below `home`.
 
-    `databases` names databases that each belong to a role of the same name. `settings` come on top of SETTINGS.
+    `databases` names databases that each belong to a role of the same name; `settings` are added to SETTINGS.
     """
 
     def __init__(
@@ -107,11 +107,7 @@ class Cluster:
         Raises:
             StageFailed: a process of it is still alive.
         """
-        main = self._children.find(self.name)
-        if main is not None:
-            self._children.interrupt(self.name)  # a fast shutdown; SIGTERM would wait for the clients
-            _wait(lambda: not main.is_alive(), deadline_s=STOP_DEADLINE_S)
-        self._children.end(self.name, grace_s=0.0)
+        self._children.end(self.name, grace_s=STOP_DEADLINE_S)
         self._end_leftovers()
 
     @property
@@ -132,17 +128,20 @@ class Cluster:
     def _make_data_folder(self, as_user: Sequence[str]) -> None:
         if self.data.exists():
             return
+        initdb = f"{self.name}-initdb"
+        self._children.end(initdb)  # of a killed start: it would write on into the folder
         draft = self.home / "data.new"
         shutil.rmtree(draft, ignore_errors=True)
-        password = self.home / "password.new"
-        password.unlink(missing_ok=True)
-        write_private(password, self._passwords()[SUPERUSER])
         draft.mkdir(mode=0o700)
+        password = self.home / "password.new"
+        write_private(password, self._passwords()[SUPERUSER])
         if as_user:
             user = system_user.user()
             for path in (draft, password):
                 os.chown(path, user.pw_uid, user.pw_gid)
-        made = subprocess.run(
+        log = self.home / "initdb.log"
+        status = self._children.run(
+            initdb,
             [
                 *as_user,
                 str(_install() / "bin/initdb"),
@@ -156,19 +155,15 @@ class Cluster:
                 "--builtin-locale=C.UTF-8",
                 "--no-instructions",
             ],
-            check=False,
-            env=system_user.ENVIRONMENT,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            cwd="/",
+            environment=system_user.ENVIRONMENT,
+            log=log,
+            cwd=Path("/"),
         )
         password.unlink()
-        if made.returncode != 0:
-            shutil.rmtree(draft, ignore_errors=True)
+        if status != 0:
             raise StageFailed(
-                f"PostgreSQL could not make its data folder {self.data} (initdb ended with "
-                f"{made.returncode}):\n{made.stdout.decode(errors='replace').strip()}"
+                f"PostgreSQL could not make its data folder {self.data}: initdb ended with {status}; the end "
+                f"of its log {log}:\n{last_lines(log)}"
             )
         draft.rename(self.data)
         _sync_folder(self.home)
@@ -190,6 +185,7 @@ class Cluster:
                 environment=system_user.ENVIRONMENT,
                 log=self.log,
                 cwd=Path("/"),
+                ended_by=signal.SIGINT,  # SIGTERM alone would wait until every client has gone
             )
             if self._wait_until_ready(main):
                 return
@@ -275,8 +271,8 @@ class Cluster:
     def _server_processes(self) -> list[Process]:
         """The living processes of this cluster, by their command line, which any user may read.
 
-        Not by the marks in their environment: PostgreSQL's children write their title over it. The title begins
-        with the cluster's name.
+        Not by the marks in their environment: PostgreSQL's children write their title over it. The title
+        begins with the cluster's name.
         """
         main = f"\0-D\0{self.data}\0".encode()
         child = f"postgres: {self._settings['cluster_name']}: ".encode()

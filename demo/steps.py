@@ -25,7 +25,7 @@ from tasks.reap import reap
 
 DAG_ID = "qwen_batch"
 
-_MODEL_BUILDERS = {"smollm2": "demo.models.smollm2", "tiny-qwen3.5": "demo.models.tiny_qwen35"}
+_MODEL_BUILDERS = {"smollm2-135m": "demo.models.smollm2", "tiny-qwen3.5": "demo.models.tiny_qwen35"}
 _TEARDOWN_DEADLINE_S = 60.0
 
 

@@ -20,11 +20,11 @@ def user() -> pwd.struct_passwd:
 def command(install: Path, home: Path) -> list[str]:
     """What to put before a command so that it does not run as root; empty when we are not root.
 
-    The user may not be able to pass a folder above `install` (PostgreSQL's programs) or `home` (its data), as in
-    a checkout below /root. No permission is changed for that. Instead the command keeps the weakest capability
-    that is enough: to read and search everywhere; or to pass every permission check, in a container that lacks
-    the first or where a umask closed the programs to others. PostgreSQL's programs look for each other with
-    access(2), which forgets capabilities unless `no_setuid_fixup` is set.
+    The user may not be able to pass a folder above `install` (PostgreSQL's programs) or `home` (its data), as
+    in a checkout below /root. No permission is changed for that. Instead the command keeps the weakest
+    capability that is enough: to read and search everywhere, or to pass every permission check (in a
+    container that lacks the first, or where a umask closed the programs to others). PostgreSQL's programs
+    look for each other with access(2), which forgets capabilities unless `no_setuid_fixup` is set.
 
     Raises:
         StageFailed: none is enough; the message says what each try met.
@@ -42,8 +42,8 @@ def command(install: Path, home: Path) -> list[str]:
         refusals.append(f"with {capability or 'no capability'}: {refusal}")
     raise StageFailed(
         f"PostgreSQL must not run as root, and the user `{who.pw_name}` cannot be given access to {home}: "
-        f"{'; '.join(refusals)}. Put the checkout where other users may pass (below /srv, for example), or run "
-        f"as another user than root"
+        f"{'; '.join(refusals)}. Put the checkout where other users may pass (below /srv, for example), or "
+        f"run as another user than root"
     )
 
 
@@ -60,7 +60,7 @@ def _keeping(capability: str | None) -> list[str]:
 
 
 def _try(prefix: list[str], install: Path, home: Path) -> str | None:
-    """None when the user can run the programs, read what belongs to them and reach `home`; else the refusal."""
+    """None when the user can run the programs, read what they need and reach `home`; else the refusal."""
     probe = '"$0/bin/initdb" --version && cat "$0"/share/*.bki "$0"/share/*.sql && cd "$1"'
     tried = subprocess.run(
         [*prefix, "sh", "-c", probe, str(install), str(home)],

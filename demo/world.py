@@ -16,7 +16,7 @@ from tasks.settings import Settings
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 LOCAL_MODELS = {
-    "smollm2": "local/smollm2-135m-instruct-qwen2",
+    "smollm2-135m": "local/smollm2-135m-instruct-qwen2",
     "tiny-qwen3.5": "local/tiny-qwen3.5",
 }
 """Models that are built here, and the repository names under which the local hub offers them."""
@@ -29,7 +29,7 @@ class World:
     """One demo: everything it keeps is below `home`."""
 
     home: Path
-    model: str = "smollm2"
+    model: str = "smollm2-135m"
     scheme: str = "awq"
     hub_url: str | None = None
 

@@ -13,7 +13,6 @@ from pydantic import SecretStr
 
 from tasks import ledger as ledger_package
 from tasks.ledger import Ledger, Run
-from tasks.ledger.migrations import migrate
 from tasks.settings import REPOSITORY, Settings
 from tasks.spec import RunSpec, parse
 
@@ -38,12 +37,9 @@ def a_run(ledger: Ledger, run_id: str = "run-1", **changes: Any) -> Run:
     return ledger_package.register(ledger, run_id, spec, {"asked": spec.model_dump(mode="json")})
 
 
-@contextmanager
-def open_ledger(url: str) -> Iterator[Ledger]:
-    """The ledger in the database at `url`, its schema up to date."""
-    migrate(url, SQL / "migrations")
-    with Ledger(url, SQL) as ledger:
-        yield ledger
+def open_ledger(url: str) -> Ledger:
+    """The ledger in the database at `url`; a context manager that closes it."""
+    return Ledger(url, SQL)
 
 
 def settings_of(home: Path, url: str, **changes: Any) -> Settings:

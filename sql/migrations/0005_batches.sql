@@ -1,7 +1,7 @@
 -- Batches, the segments that hold their finished rows, and what was published of them.
 --
--- A batch outlives its runs and belongs to none: two runs of one batch share its answers. At most one live claim
--- writes to it at a time.
+-- A batch outlives its runs and belongs to none: two runs of one batch share its answers. At most one live
+-- claim writes to it at a time.
 
 create table ledger.batch (
     batch_id text primary key,
@@ -15,10 +15,11 @@ create table ledger.batch (
 );
 
 comment on column ledger.batch.identity is 'What the batch id is the hash of.';
-comment on column ledger.batch.writer_run_id is 'Who registers segments; over as soon as its claim has ended.';
+comment on column ledger.batch.writer_run_id is 'Who registers segments, until its claim ends.';
 
--- Bytes of a segment count once they are registered here. A range belongs to the claim that registered it: what a
--- killed attempt left unregistered is a range of its successor's, so the order of commits never changes later.
+-- Bytes of a segment count once they are registered here. A range belongs to the claim that registered it:
+-- what a killed attempt left unregistered is a range of its successor's, so the order of commits never
+-- changes later.
 create table ledger.segment (
     batch_id text not null references ledger.batch,
     path text not null,
@@ -35,7 +36,7 @@ create table ledger.segment (
     constraint a_range_holds_something check (0 <= start_byte and start_byte < stop_byte and rows > 0)
 );
 
-comment on column ledger.segment.position is 'The order of commits: of two answers to a row the first one counts.';
+comment on column ledger.segment.position is 'Order of commits: of two answers to a row the first counts.';
 
 create table ledger.publication (
     batch_id text not null references ledger.batch,

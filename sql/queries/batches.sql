@@ -47,11 +47,11 @@ where batch_id = :batch_id;
 insert into segment (batch_id, path, run_id, epoch, start_byte, stop_byte, rows)
 values (:batch_id, :path, :run_id, :epoch, :start_byte, :stop_byte, :rows)
 on conflict (batch_id, path, run_id, epoch) do update
-set
-    stop_byte = excluded.stop_byte,
-    rows = excluded.rows,
-    last_registered_at = clock_timestamp()
-where segment.stop_byte < excluded.stop_byte;
+    set
+        stop_byte = excluded.stop_byte,
+        rows = excluded.rows,
+        last_registered_at = clock_timestamp()
+    where segment.stop_byte < excluded.stop_byte;
 
 -- name: segments_of_batch
 -- In the order of commits.
@@ -88,7 +88,7 @@ on conflict (batch_id, output, version) do nothing;
 
 -- name: batches_past_retention
 -- Complete, published long ago, and nobody writes to them: their segments may go.
-select distinct segment.batch_id
+select segment.batch_id
 from segment
 inner join publication on segment.batch_id = publication.batch_id
 inner join batch on segment.batch_id = batch.batch_id

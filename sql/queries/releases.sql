@@ -7,16 +7,16 @@ values (
     :node, :release_id, :path, :manifest_sha256, :fingerprint, :metrics, :bytes, :files, :run_id
 )
 on conflict (node, release_id) do update
-set
-    path = excluded.path,
-    manifest_sha256 = excluded.manifest_sha256,
-    fingerprint = excluded.fingerprint,
-    metrics = excluded.metrics,
-    bytes = excluded.bytes,
-    files = excluded.files,
-    made_by_run = excluded.made_by_run,
-    published_at = clock_timestamp(),
-    removed_at = null;
+    set
+        path = excluded.path,
+        manifest_sha256 = excluded.manifest_sha256,
+        fingerprint = excluded.fingerprint,
+        metrics = excluded.metrics,
+        bytes = excluded.bytes,
+        files = excluded.files,
+        made_by_run = excluded.made_by_run,
+        published_at = clock_timestamp(),
+        removed_at = null;
 
 -- name: recorded_manifest$
 -- The hash of the manifest under which a release is recorded; null when it is not, or was removed.

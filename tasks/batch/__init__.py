@@ -1,7 +1,7 @@
 """The batch: a table of prompts in, a table of answers out, each row answered once.
 
 `input` reads prompts, `prompts` makes chats of them and counts tokens, `prepared` keeps them as the batch;
-`segments` makes finished rows durable, `rows` says what is known about every row, `in_ledger` what is registered.
-`engine`, `routing` and `dispatch` ask the workers and do not know Spark; `driver` and `spark_task` bring them to
-Spark. `prepare`, `run`, `reconcile` and `publish` are the stages.
+`segments` makes finished rows durable, `rows` says what is known about every row, `in_ledger` what is
+registered. `engine`, `routing` and `dispatch` ask the workers and do not know Spark; `driver` and
+`spark_task` bring them to Spark. `prepare`, `run`, `reconcile` and `publish` are the stages.
 """

@@ -1,11 +1,11 @@
 """Keep the engines full until the rows are used up. Knows nothing of Spark.
 
-As many runners as rows may be in flight each take a row, ask until it is finished, and take the next: no barrier
-between chunks of rows or at their ends, and the next chunk is read while the current one is in flight.
+As many runners as rows may be in flight each take a row, ask until it is finished, and take the next: no
+barrier between chunks of rows or at their ends, and the next chunk is read while the current one is out.
 
-A row is finished by an answer or by its own fault. Trouble with a worker sends it to another one. A row that is met
-by trouble again and again is set aside, and asked alone at the end: only what fails alone, at an engine that answers
-others, is failed; otherwise it stays not started.
+A row is finished by an answer or by its own fault. Trouble with a worker sends it to another one. A row
+that is met by trouble again and again is set aside, and asked alone at the end: only what fails alone, at
+an engine that answers others, is failed; otherwise it stays not started.
 """
 
 import asyncio
@@ -138,7 +138,7 @@ class Dispatcher:
                 await asyncio.sleep(_backoff_s(asked.requests))
 
     async def _ask_alone(self) -> None:
-        """The last lane: rows that were met by trouble, one at a time, with nothing else of ours in flight."""
+        """The last lane: rows that were met by trouble, one at a time, with none of ours in flight."""
         while self._set_aside and not self._stopped:
             await self._finish_alone(self._set_aside.popleft())
             self._stopped = self._should_stop()

@@ -100,7 +100,8 @@ def _ask(run: Run, batch: PreparedBatch, answers: rows.Answers, work: Path, job_
     try:
         shares = spark.sparkContext.defaultParallelism
         to_do = _to_do(spark, run, batch, answers, work)
-        # By a hash of the id: a retried task then gets the same rows again, which round-robin does not promise.
+        # By a hash of the id: a retried task then gets the same rows again, which round-robin does not
+        # promise.
         asked = to_do.repartition(shares, "id").mapInArrow(
             _named(partial(spark_task.ask_rows, job_for(shares))), spark_task.SUMMARY
         )
@@ -183,7 +184,7 @@ def _understood(error: Exception) -> StageError:
 
 
 def _end_with_parent() -> None:
-    """End when Spark's process is gone: without it nothing here can go on, and a successor must not meet us."""
+    """End when Spark's process is gone: nothing here can go on then, and a successor must not meet us."""
     parent = os.getppid()
 
     def watch() -> None:

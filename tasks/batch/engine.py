@@ -1,7 +1,7 @@
 """One request to one worker, and whose fault it was when it went wrong.
 
-Three outcomes: answered; refused, which is the row's own fault and final; trouble, which is the engine's or the
-way's and says nothing about the row (invariant 6), so the row is asked again.
+Three outcomes: answered; refused, which is the row's own fault and final; trouble, which is the engine's or
+the way's and says nothing about the row (invariant 6), so the row is asked again.
 """
 
 import json

@@ -1,4 +1,5 @@
-"""What the ledger knows about batches: who writes to one, which bytes of which segments count, what is published.
+"""What the ledger knows about batches: who writes to one, which bytes of which segments count, what is
+published.
 
 Every write is under a claim; see `tasks.ledger.claims`.
 """
@@ -48,7 +49,8 @@ def is_known(ledger: Ledger, batch_id: str) -> bool:
 
 
 def become_writer(claim: Claim, batch_id: str) -> Writer | None:
-    """Let `claim` write to the batch, unless another run's live claim does: then says whose, and changes nothing.
+    """Let `claim` write to the batch, unless another run's live claim does: then says whose, and changes
+    nothing.
 
     The same run's older claim has ended already or ends by itself: its stage was claimed anew.
     """

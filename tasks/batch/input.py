@@ -63,7 +63,8 @@ def check(batch: Batch) -> InputDescription:
     """Find the input and check its columns, without reading rows.
 
     Raises:
-        InputError: names `batch.input`, `batch.id`, `batch.prompt` or `batch.messages`, and the columns that exist.
+        InputError: names `batch.input`, `batch.id`, `batch.prompt` or `batch.messages`, and the columns
+        that exist.
     """
     files = _files(batch.input)
     common: list[str] | None = None

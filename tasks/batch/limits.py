@@ -23,7 +23,8 @@ def tokens_left(run: Run, answers: Answers) -> int | None:
 def reached(run: Run, answers: Answers) -> str | None:
     """The limit that the run has reached, for a person; None when it may start rows."""
     if time.time() >= stop_at(run):
-        return f"its deadline (limits.deadline = {run.spec.limits.deadline} from {run.started_at:%Y-%m-%d %H:%M} UTC)"
+        began = f"{run.started_at:%Y-%m-%d %H:%M} UTC"
+        return f"its deadline (limits.deadline = {run.spec.limits.deadline} from {began})"
     if tokens_left(run, answers) == 0:
         return f"its token limit (limits.max_tokens = {run.spec.limits.max_tokens})"
     return None

@@ -1,7 +1,7 @@
 """prepare: read the input once, all of it, before a device is taken.
 
-Ids are unique and present, tokens are counted, and what is already answered is known: so `provision` and `start`
-can tell that no row is left to do, and bad input costs no GPU.
+Ids are unique and present, tokens are counted, and what is already answered is known: so `provision` and
+`start` can tell that no row is left to do, and bad input costs no GPU.
 
 Memory: one part of the input (50,000 rows), all ids, and what `rows` holds for finished rows.
 """

@@ -4,8 +4,9 @@
     OUTPUT/_batch/BATCH_ID/segments/                       finished rows, see `segments`
     OUTPUT/_batch/BATCH_ID/work/                           of a Spark application, may be deleted
 
-The batch id is a hash of what decides the answers: the input's content, the columns, sampling, schema and release.
-Not of names of files, deadline, node or layout: two runs that differ only there share their answers.
+The batch id is a hash of what decides the answers: the input's content, the columns, sampling, schema and
+release. Not of names of files, deadline, node or layout: two runs that differ only there share their
+answers.
 """
 
 import json
@@ -205,8 +206,8 @@ class _Ids:
             f"{one['values']!r} ({one['counts']} rows)" for one in twice.slice(0, _EXAMPLES).to_pylist()
         )
         raise InputError(
-            f"batch.id: {len(twice)} ids in column {batch.id!r} stand in more than one row, for example {examples}; "
-            f"ids must be unique (texts and numbers that read alike count as the same)"
+            f"batch.id: {len(twice)} ids in column {batch.id!r} stand in more than one row, for example "
+            f"{examples}; ids must be unique (texts and numbers that read alike count as the same)"
         )
 
 

@@ -1,9 +1,9 @@
 """From a row of the input to the chat that is sent, and how many tokens that is.
 
 Tokens are counted as the engine will: the model's own chat template is rendered with the environment that
-transformers uses, and the result encoded with the model's own tokenizer. Where the model has no template, or it
-cannot be rendered here, the template's share is taken as a constant for each message; then a prompt that is too
-long by a few tokens is refused by the engine instead of here.
+transformers uses, and the result encoded with the model's own tokenizer. Where the model has no template,
+or it cannot be rendered here, the template's share is taken as a constant for each message; then a prompt
+that is too long by a few tokens is refused by the engine instead of here.
 """
 
 import json
@@ -86,7 +86,8 @@ class TokenCounter:
         try:
             return self.render(chat)
         except Exception:
-            # A template is the model's own program and may raise anything; the engine then says what is wrong.
+            # A template is the model's own program and may raise anything; the engine then says what is
+            # wrong.
             return None
 
 

@@ -128,10 +128,8 @@ def verify(context: Context) -> Outcome:
     part = (
         "" if not manifest["not_started"] else f" (partial: {manifest['not_started']} rows are not started)"
     )
-    message = (
-        f"{manifest['answered']} answers and {manifest['failed']} failed rows in {output / manifest['version']}"
-        f"{part}"
-    )
+    counts = f"{manifest['answered']} answers and {manifest['failed']} failed rows"
+    message = f"{counts} in {output / manifest['version']}{part}"
     return Outcome(message, facts)
 
 

@@ -1,4 +1,5 @@
-"""reconcile: prove, by id, that the input is answered + failed + not started, before anything is published."""
+"""reconcile: prove, by id, that the input is answered + failed + not started, before anything is
+published."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,8 +56,8 @@ def verify(context: Context) -> Outcome:
     if counted.strangers or counted.answered + counted.failed + counted.to_do != counted.rows:
         raise StageFailed(
             f"the count does not come out: {counted.rows} rows in, {_sum(_facts(counted))}, and "
-            f"{counted.strangers} finished ids that are not in the input. Nothing is published; this is a defect, "
-            f"please keep the segments and report it"
+            f"{counted.strangers} finished ids that are not in the input. Nothing is published; this is a "
+            f"defect, please keep the segments and report it"
         )
     if counted.failed > limits.max_row_error_rate * counted.rows:
         errors = "; ".join(
@@ -65,13 +66,14 @@ def verify(context: Context) -> Outcome:
         )
         raise StageFailed(
             f"{counted.failed} of {counted.rows} rows failed, more than limits.max_row_error_rate = "
-            f"{limits.max_row_error_rate} allows: {errors}. Nothing is published, the answers are kept: mend the "
-            f"input, or raise the limit in a new run of the same batch"
+            f"{limits.max_row_error_rate} allows: {errors}. Nothing is published, the answers are kept: mend "
+            f"the input, or raise the limit in a new run of the same batch"
         )
     if counted.to_do and not limits.partial:
         raise StageFailed(
-            f"{counted.to_do} of {counted.rows} rows are not started, and limits.partial is false. Nothing is "
-            f"published, the answers are kept: run the stages start and run again, or allow partial results"
+            f"{counted.to_do} of {counted.rows} rows are not started, and limits.partial is false. "
+            f"Nothing is published, the answers are kept: run the stages start and run again, or allow "
+            f"partial results"
         )
     return Outcome(_sum(_facts(counted)), _facts(counted))
 

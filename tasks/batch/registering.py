@@ -2,6 +2,7 @@
 
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -86,11 +87,9 @@ class Registrar:
 
     def _work(self) -> None:
         while True:
-            try:
+            # When the ledger is away, what is on disk is registered when it is back.
+            with suppress(Unavailable):
                 self.register()
-            except Unavailable:
-                # The ledger is away: what is on disk is registered when it is back.
-                pass
             if self._over.wait(self._every_s):
                 return
 

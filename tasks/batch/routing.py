@@ -1,12 +1,14 @@
 """Which worker gets the next row.
 
-The keeper's registry says who is ready; here is known how many rows each one has of ours and whether it failed a
-moment ago. The least loaded worker gets the row; one that failed rests, longer each time, until it answers again.
+The keeper's registry says who is ready; here is known how many rows each one has of ours and whether it
+failed a moment ago. The least loaded worker gets the row; one that failed rests, longer each time, until it
+answers again.
 """
 
 import asyncio
 import random
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 import aiohttp
@@ -14,8 +16,8 @@ import aiohttp
 from tasks.errors import StageFailed, Unavailable
 
 IN_FLIGHT_FACTOR = 1.5
-"""Rows in flight over sequences that the workers decode at once. Above 1 so that an engine has the next row at hand
-when one ends; more only fills its queue (1.1 to 2 is what others found)."""
+"""Rows in flight over sequences that the workers decode at once. Above 1 so that an engine has the next row
+at hand when one ends; more only fills its queue (1.1 to 2 is what others found)."""
 
 _FIRST_REST_S = 0.25
 _LONGEST_REST_S = 15.0
@@ -150,10 +152,8 @@ class Pool:
                 )
             wake_at = min((worker.rests_until for worker in self._workers.values()), default=now + 1.0)
             self._changed.clear()
-            try:
+            with suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), min(max(wake_at - now, 0.01), 1.0))
-            except TimeoutError:
-                pass
 
     def _take_over(self, ready: list[dict[str, object]]) -> None:
         """Keep what is known about workers that stay; one that was replaced has another URL or name."""

@@ -1,9 +1,9 @@
 """What is known about every row of a batch: answered, failed, or still to do.
 
-The one place that decides it, for prepare, run, reconcile and publish alike. A row is finished when a registered
-segment or the published table holds it; of several records the first committed one counts. A row that can never be
-asked (no prompt, too long) needs no record: it is failed by what is prepared, and under a longer context it is to do
-again.
+The one place that decides it, for prepare, run, reconcile and publish alike. A row is finished when a
+registered segment or the published table holds it; of several records the first committed one counts. A row
+that can never be asked (no prompt, too long) needs no record: it is failed by what is prepared, and under a
+longer context it is to do again.
 
 Holds about 300 bytes of memory for each finished row.
 """
@@ -67,7 +67,7 @@ class Survey:
 
 
 def answers_of(ledger: Ledger, batch_id: str, output: Path) -> Answers:
-    """Read what is finished: registered segments in the order of commits, then what is published in `output`."""
+    """Read what is finished: registered segments in the order of commits, then what `output` publishes."""
     answers = Answers()
     for one in in_ledger.registered(ledger, batch_id):
         for found in segments.records(one.path, one.start, one.stop):
@@ -95,8 +95,8 @@ def refusal_rule(spec: RunSpec) -> Callable[[str | None, str | None, int], tuple
             return error_class, message or ""
         if prompt_tokens > longest:
             return "PromptTooLong", (
-                f"{prompt_tokens} prompt tokens and an answer of {spec.batch.sampling.max_tokens} do not fit into "
-                f"serving.max_model_len = {spec.serving.max_model_len}"
+                f"{prompt_tokens} prompt tokens and an answer of {spec.batch.sampling.max_tokens} do not fit "
+                f"into serving.max_model_len = {spec.serving.max_model_len}"
             )
         return None
 

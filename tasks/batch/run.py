@@ -127,7 +127,8 @@ def verify(context: Context) -> Outcome:
 
 
 def submission(run: Run, epoch: int, settings: Settings) -> SparkSubmission:
-    """The Spark application of a run's claim: the one builder, for the command line and for Airflow's operator.
+    """The Spark application of a run's claim: the one builder, for the command line and for Airflow's
+    operator.
 
     Raises:
         InputError: the ledger's URL is not in a file; Spark's processes must not inherit the URL itself.

@@ -3,8 +3,8 @@
 A line is `crc32 SP json LF`: the checksum as 8 hex digits, then the result. Keeps:
 - a file has one writer for ever: its name is unique to the attempt;
 - what `flush` returned for is on disk;
-- a reader takes whole records only and stops at the first bad one, so a torn write, a truncated file or a flipped
-  bit costs the rows from there on (they are asked again) and never makes a wrong answer.
+- a reader takes whole records only and stops at the first bad one, so a torn write, a truncated file or a
+  flipped bit costs the rows from there on (they are asked again) and never makes a wrong answer.
 """
 
 import os

@@ -43,7 +43,7 @@ def _chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[list[Row]]:
 
 
 def _end_with_parent() -> None:
-    """Ask the kernel to kill this worker when Spark's worker daemon dies, which forked it from its only thread."""
+    """Let the kernel kill this worker when Spark's worker daemon dies, whose only thread forked it."""
     parent = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

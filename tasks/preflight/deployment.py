@@ -123,7 +123,7 @@ def _cuda(settings: Settings) -> str:
     if build is not None and int(build[1]) > there.cuda_version[0]:
         raise StageFailed(
             f"the serving environment's torch {torch} needs CUDA {build[1]}, and driver "
-            f"{there.driver_version} runs up to {there.cuda_version[0]}.{there.cuda_version[1]}: update the driver"
+            f"{there.driver_version} runs up to {there.cuda_version[0]}.{there.cuda_version[1]}: update it"
         )
     return f"driver {there.driver_version}, torch {torch}"
 

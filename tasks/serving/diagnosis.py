@@ -94,6 +94,8 @@ _KNOWN = (
 
 _LOOKS_BAD = re.compile(r"\b(ERROR|CRITICAL|\w*Error|\w*Exception|Traceback|error:|fatal|Killed)")
 
+_HARMLESS = re.compile(r"\b(DEBUG|INFO|WARNING)\b")
+
 
 def of_exit(worker_id: str, log: Path, offset: int, status: int) -> Diagnosis:
     """Why the worker's server ended, whose output is in `log` from `offset` on.
@@ -125,7 +127,7 @@ def of_log(worker_id: str, log: Path, offset: int, how: str) -> Diagnosis:
             return Diagnosis(
                 known.kind, known.remedy, _message(worker_id, how, known.says, said[:_LINES], log)
             )
-    said = [line for line in lines if _LOOKS_BAD.search(line)] or lines
+    said = [line for line in lines if _LOOKS_BAD.search(line) and not _HARMLESS.search(line)] or lines
     return Diagnosis("unknown", Remedy.RETRY, _message(worker_id, how, "", said[-_LINES:], log))
 
 

@@ -5,10 +5,10 @@ lives is adopted and replaces its dead workers itself; one that died leaves serv
 are ended, and a new keeper with a new pool is started. A start that fails leaves no pool.
 """
 
-import asyncio
 import logging
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from tasks.errors import Fenced, InputError, Remedy, StageError, StageFailed
 from tasks.ledger import take
 from tasks.ledger.claims import facts_of
 from tasks.node import processes
-from tasks.serving import diagnosis, flags, leftovers, pools, probes
+from tasks.serving import diagnosis, flags, leftovers, pools, probes, standing
 from tasks.serving.diagnosis import Diagnosis
 from tasks.serving.launch import Slot
 from tasks.serving.pools import Pool, Wanted
@@ -30,7 +30,8 @@ _POLL_S = 0.25
 _KEEPER_UP_S = 60.0
 """A keeper is up within a second or two, on a machine that has nothing else to do."""
 _ASKS = 20
-_CANARY_TOKENS = 1
+_ASKS_TO_PLAN = 3
+"""A keeper on a busy machine may answer late, and replacing it costs a whole start."""
 _NO_POOL = {"pool_id": None, "registry": None, "model": None, "workers": 0}
 
 
@@ -64,14 +65,13 @@ def plan(context: Context) -> Plan:
         first = f"end {len(left)} process(es) of a pool that is not wanted any more, then " if left else ""
         return Plan(f"{first}start {workers} worker(s) of {wanted.release_id}", wanted=wanted)
     try:
-        document = asyncio.run(_ask(context, there))
+        now = standing.ask(there, _key(context, there), tries=_ASKS_TO_PLAN)
     except probes.NoAnswer as error:
         return Plan(f"the keeper of pool {there.pool_id} is replaced: {error}", wanted=wanted)
-    lame = [worker["worker_id"] for worker in document["workers"] if worker["state"] != "ready"]
-    if document["draining"]:
+    if now.draining:
         return Plan(f"pool {there.pool_id} is ending, so another is started", wanted=wanted)
-    if lame:
-        return Plan(f"wait for the keeper to replace {', '.join(lame)}", wanted=wanted, keeper=there)
+    if now.unready:
+        return Plan(f"wait for the keeper to replace {', '.join(now.unready)}", wanted=wanted, keeper=there)
     return Plan(f"all {workers} worker(s) of pool {there.pool_id} are ready", True, wanted, there)
 
 
@@ -109,10 +109,9 @@ def verify(context: Context) -> Outcome:
             "the pool ended while it was being verified; look at the keeper's log and start again"
         )
     try:
-        document = asyncio.run(_prove(context, there))
+        workers = standing.prove(there, _key(context, there), context.settings.canary_timeout_s)
     except probes.NoAnswer as error:
         raise StageFailed(f"the pool is up but does not serve: {error}") from None
-    workers = len(document["workers"])
     facts = {
         "pool_id": there.pool_id,
         "registry": there.registry,
@@ -157,23 +156,27 @@ def _launch(wanted: Wanted, context: Context) -> Pool:
 
 def _await_workers(pool: Pool, context: Context) -> None:
     """Until all are ready. Ends: the keeper bounds every start of a worker, and their number."""
-    total = len(pool.wanted.slots)
+    key, total = _key(context, pool), len(pool.wanted.slots)
     shown = -1
-    document = asyncio.run(_ask(context, pool, try_again=True))
-    while True:
-        workers = document["workers"]
-        ready = sum(worker["state"] == "ready" for worker in workers)
-        if ready != shown:
-            context.claim.progress(ready, total, "workers")
-            shown = ready
-        if ready == total:
-            return
-        _raise_when_given_up(workers)
-        time.sleep(_POLL_S)
-        document = _ask_living(context, pool)
+    try:
+        standing.try_again(pool, key)
+        while True:
+            now = standing.ask(pool, key, tries=_ASKS)
+            ready = total - len(now.unready)
+            if ready != shown:
+                context.claim.progress(ready, total, "workers")
+                shown = ready
+            if ready == total:
+                return
+            _raise_when_given_up(now.workers)
+            time.sleep(_POLL_S)
+    except probes.NoAnswer as error:
+        raise StageFailed(
+            f"the keeper of pool {pool.pool_id} ended or hangs ({error}); its log is {_keeper_log(context)}"
+        ) from None
 
 
-def _raise_when_given_up(workers: list[dict[str, Any]]) -> None:
+def _raise_when_given_up(workers: Sequence[dict[str, Any]]) -> None:
     given_up = [worker for worker in workers if worker["given_up"]]
     if given_up:
         first = given_up[0]
@@ -181,51 +184,6 @@ def _raise_when_given_up(workers: list[dict[str, Any]]) -> None:
         also = f"\n({len(given_up)} of {len(workers)} workers were given up)" if len(workers) > 1 else ""
         message = f"{first['message']}\nafter {first['attempt']} start(s){also}"
         raise Diagnosis(first["given_up"]["kind"], remedy, message).as_error()
-
-
-def _ask_living(context: Context, pool: Pool) -> dict[str, Any]:
-    """What the registry says; a keeper that is busy for a moment is asked again, a dead one is a failure."""
-    for patience in range(_ASKS):
-        try:
-            return asyncio.run(_ask(context, pool))
-        except probes.NoAnswer as error:
-            ended = pool.keeper is not None and not pool.keeper.is_alive()
-            if ended or patience == _ASKS - 1:
-                raise StageFailed(
-                    f"the keeper of pool {pool.pool_id} {'ended' if ended else 'hangs'} ({error}); "
-                    f"its log is {_keeper_log(context)}"
-                ) from None
-            time.sleep(_POLL_S)
-    raise AssertionError("the loop returns or raises")
-
-
-async def _ask(context: Context, pool: Pool, *, try_again: bool = False) -> dict[str, Any]:
-    if pool.registry is None:
-        raise probes.NoAnswer("it has not said yet where its registry is")
-    async with probes.session(_key(context, pool)) as client:
-        if try_again:
-            return await probes.retry(client, pool.registry, pool.pool_id)
-        return await probes.pool(client, pool.registry, pool.pool_id)
-
-
-async def _prove(context: Context, pool: Pool) -> dict[str, Any]:
-    document = await _ask(context, pool)
-    timeout_s = context.settings.canary_timeout_s
-
-    async def prove(worker: dict[str, Any]) -> None:
-        try:
-            if worker["state"] != "ready":
-                raise probes.NoAnswer(f"it is {worker['state']}: {worker['message']}")
-            await probes.refuses_strangers(worker["url"], timeout_s)
-            await probes.answer(
-                client, worker["url"], pool.wanted.release_id, max_tokens=_CANARY_TOKENS, timeout_s=timeout_s
-            )
-        except probes.NoAnswer as error:
-            raise probes.NoAnswer(f"{worker['worker_id']}: {error}") from None
-
-    async with probes.session(_key(context, pool)) as client:
-        await asyncio.gather(*(prove(worker) for worker in document["workers"]))
-    return document
 
 
 def _end_pool(context: Context, reason: str) -> None:

@@ -1,7 +1,7 @@
 """The texts on which awq measures activations.
 
-Keeps: the same file gives the same texts in the same order, so their hash can be part of a release's name. They
-are read here, once, and handed to the converter; it never looks for data itself.
+Keeps: the same file gives the same texts in the same order, so their hash can be part of a release's name.
+They are read here, once, and handed to the converter; it never looks for data itself.
 """
 
 import hashlib
@@ -13,9 +13,9 @@ from pathlib import Path
 from tasks.errors import InputError
 
 SAMPLE_TOKENS = 128
-"""Tokens of a sequence. awq needs the mean size of each channel's activations, not long context, and many short
-sequences are more alike the prompts of a batch than few long ones. Its authors saw the same perplexity from 16
-sequences as from 192 (arXiv 2306.00978, figure 8)."""
+"""Tokens of a sequence. awq needs the mean size of each channel's activations, not long context, and many
+short sequences are more alike the prompts of a batch than few long ones. Its authors found 16 sequences
+enough where GPTQ needs 192 (arXiv 2306.00978)."""
 
 _LONGEST_TEXT_CHARS = 4_000
 """Of one text: so that a long one does not crowd out the others."""
@@ -69,7 +69,8 @@ def _from_file(path: Path) -> Iterator[str]:
                 yield from path.read_text(encoding="utf-8").split("\n\n")
             case other:
                 raise InputError(
-                    f"convert.calibration: {path} is a {other or 'nameless'} file; give .jsonl, .parquet or .txt"
+                    f"convert.calibration: {path} is a {other or 'nameless'} file; "
+                    f"give .jsonl, .parquet or .txt"
                 )
     except OSError as error:
         raise InputError(f"convert.calibration: {path} cannot be read: {error.strerror or error}") from None

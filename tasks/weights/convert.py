@@ -8,32 +8,23 @@ Keeps:
 """
 
 import hashlib
-import json
 import logging
 import shutil
-import subprocess
 import tempfile
-import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from psycopg.types.json import Jsonb
 
 from tasks.contract import Context, Outcome
-from tasks.errors import InputError, StageFailed
-from tasks.node import lock, processes
-from tasks.weights import calibration, recipes, store, tensors
-from tasks.weights.converting import Job
+from tasks.errors import StageFailed
+from tasks.node import lock
+from tasks.weights import conversion, recipes, store, tensors
 from tasks.weights.store import Manifest
-from tasks.weights.verify import is_converted, verify_carried_over
+from tasks.weights.verify import verify_carried_over
 from tasks.weights.verify import verify as verify_structure
 
 log = logging.getLogger(__name__)
-
-_LOOK_EVERY_S = 0.25
-_LAST_LINES = 6
 
 
 @dataclass(frozen=True)
@@ -70,7 +61,8 @@ class Plan:
             return f"release {self.folder.name} is whole and not recorded in the ledger"
         if self.leftovers:
             return "a killed attempt left files behind"
-        return f"release {self.folder.name} is in the store, {self.manifest.bytes / 1e9:.2f} GB, every file right"
+        size = f"{self.manifest.bytes / 1e9:.2f} GB"
+        return f"release {self.folder.name} is in the store, {size}, every file right"
 
 
 def plan(context: Context) -> Plan:
@@ -153,7 +145,7 @@ def _mend(plan: Plan, manifest: Manifest, base: Path, base_manifest: Manifest, r
         if name not in plan.wrong:
             store.put(plan.folder / name, release / name)
         elif base_manifest.files.get(name) == file:
-            _carry_over(name, base, release)
+            conversion.carry_over(name, base, release)
         else:
             shutil.rmtree(release)
             release.mkdir()
@@ -167,15 +159,15 @@ def _convert(base: Path, base_manifest: Manifest, work: Path, release: Path, con
     metrics = {"base_bytes": base_manifest.bytes}
     if convert.scheme == "none":
         for name in base_manifest.files:
-            _carry_over(name, base, release)
+            conversion.carry_over(name, base, release)
         tensors.check_index(release, tensors.read(release))
     else:
         recipe = recipes.of(config)
         if convert.scheme == "awq":
             tensors.check_group_size(base, convert.group_size)
         store.require_space(context.settings, base_manifest.bytes, f"converting to {convert.scheme}")
-        _run_converter(_job(base, recipe, work, context), work, context)
-        _assemble(base, base_manifest, work / "made", config, release)
+        conversion.run(conversion.job_of(base, recipe, work, context), work, context)
+        conversion.assemble(base, base_manifest, work / "made", release)
         verify_structure(base, release, convert.scheme, convert.group_size, recipe)
     about = {
         "kind": "release",
@@ -187,113 +179,6 @@ def _convert(base: Path, base_manifest: Manifest, work: Path, release: Path, con
     manifest = store.describe(release, about)
     verify_carried_over(base_manifest, manifest)
     return manifest
-
-
-def _job(base: Path, recipe: recipes.Recipe, work: Path, context: Context) -> Job:
-    convert = context.run.spec.convert
-    texts: list[str] = []
-    if convert.scheme == "awq":
-        texts = calibration.texts(convert.calibration, convert.calibration_tokens)
-        if calibration.digest(texts) != context.run.pins["fingerprint"]["calibration"]:
-            raise InputError(
-                f"convert.calibration: {convert.calibration or 'the texts that ship with Python'} changed since this "
-                f"run started, and its release is named by the old texts: start another run"
-            )
-    return Job(
-        source=str(base),
-        made=str(work / "made"),
-        scheme=convert.scheme,
-        group_size=convert.group_size,
-        ignored=list(recipe.ignored),
-        loader=recipe.loader,
-        texts=texts,
-        tokens=convert.calibration_tokens,
-        sample_tokens=calibration.SAMPLE_TOKENS,
-        progress=str(work / "progress.json"),
-    )
-
-
-def _run_converter(job: Job, work: Path, context: Context) -> None:
-    """Run the converter as a tied child and show how far it is."""
-    job_file = work / "job.json"
-    job_file.write_text(job.dumps())
-    log_file = context.settings.logs / context.run.run_id / "convert.log"
-    log_begins = log_file.stat().st_size if log_file.exists() else 0
-    child = processes.spawn(
-        [context.settings.python_convert, "-m", "tasks.weights.converting", job_file],
-        processes.environment(context.part, _converter_environment(work)),
-        log_file,
-        cwd=work,
-    )
-    began = time.monotonic()
-    try:
-        shown: Mapping[str, Any] = {}
-        while True:
-            try:
-                status = child.wait(_LOOK_EVERY_S)
-                break
-            except subprocess.TimeoutExpired:
-                progress = _read_progress(Path(job.progress))
-                if progress and progress != shown:
-                    context.claim.progress(progress["done"], progress["total"], progress["unit"])
-                    shown = progress
-    finally:
-        if child.poll() is None:
-            child.kill()
-            child.wait()
-    log.info("the converter ran %.0f s", time.monotonic() - began)
-    if status != 0:
-        _refuse(status, log_file, log_begins)
-
-
-def _converter_environment(work: Path) -> dict[str, str]:
-    return {
-        "CUDA_VISIBLE_DEVICES": "",  # the stage holds no lease on a GPU
-        "HF_HUB_OFFLINE": "1",
-        "HF_HOME": str(work / "huggingface"),
-        "TOKENIZERS_PARALLELISM": "false",
-        "PYTHONHASHSEED": "0",
-        "OMP_WAIT_POLICY": "PASSIVE",  # threads that wait spinning starve the other stages of a small machine
-    }
-
-
-def _refuse(status: int, log_file: Path, log_begins: int) -> None:
-    with log_file.open("rb") as file:
-        file.seek(log_begins)
-        lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
-    if status == 1 and lines and lines[-1].startswith("convert."):
-        raise InputError(lines[-1])
-    why = (
-        "was killed, as the kernel does when memory runs out"
-        if status == -9
-        else f"ended with status {status}"
-    )
-    raise StageFailed(f"the converter {why}; {log_file} ends with: {' | '.join(lines[-_LAST_LINES:])}")
-
-
-def _assemble(
-    base: Path, base_manifest: Manifest, made: Path, config: Mapping[str, Any], release: Path
-) -> None:
-    """The converter's weights, the repository's other files, and its config.json with the quantization added."""
-    for path in sorted(made.iterdir()):
-        if path.suffix == ".safetensors" or path.name == "model.safetensors.index.json":
-            path.rename(release / path.name)
-    for name in base_manifest.files:
-        if not is_converted(name):
-            _carry_over(name, base, release)
-    quantization = tensors.read_config(made).get("quantization_config")
-    document = {**config, "quantization_config": quantization}
-    (release / "config.json").write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
-
-
-def _carry_over(name: str, base: Path, release: Path) -> None:
-    """Weights share their bytes with the download; small files are copied, so that editing one spares the other."""
-    target = release / name
-    if name.endswith(".safetensors"):
-        store.put(base / name, target)
-    else:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(base / name, target)
 
 
 def _base(context: Context) -> tuple[Path, Manifest]:
@@ -335,14 +220,6 @@ def _recorded(context: Context) -> str | None:
 
 def _hash_of(manifest: Manifest) -> str:
     return hashlib.sha256(manifest.dumps().encode()).hexdigest()
-
-
-def _read_progress(path: Path) -> Mapping[str, Any]:
-    try:
-        progress = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return progress if isinstance(progress, dict) else {}
 
 
 def _release_id(context: Context) -> str:

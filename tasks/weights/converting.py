@@ -57,8 +57,12 @@ class Job:
 
 def main() -> None:
     """Read the job named by the first argument and do it."""
-    job = Job(**json.loads(Path(sys.argv[1]).read_text()))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    convert(Job(**json.loads(Path(sys.argv[1]).read_text())))
+
+
+def convert(job: Job) -> None:
+    """Fill the job's folder with weights, index and config.json."""
     _fix_randomness()
     if job.scheme == "awq":
         _awq(job)
@@ -69,7 +73,9 @@ def main() -> None:
 
 def _fp8(job: Job) -> None:
     from llmcompressor import model_free_ptq
+    from llmcompressor.entrypoints.model_free.converter import ModelFreePtqConverter
 
+    _make_contiguous(ModelFreePtqConverter)
     model_free_ptq(
         model_stub=job.source,
         save_directory=job.made,
@@ -90,7 +96,6 @@ def _awq(job: Job) -> None:
     model = getattr(transformers, job.loader).from_pretrained(
         job.source, dtype=torch.float32, local_files_only=True, trust_remote_code=False
     )
-    stored_as = model.config.dtype or torch.bfloat16
     _run_without_accelerator()
     layers = int(model.config.get_text_config().num_hidden_layers)
     _after_each(AWQModifier, "on_sequential_epoch_end", _reporter(job, layers))
@@ -110,12 +115,13 @@ def _awq(job: Job) -> None:
     samples = _samples(job)
     oneshot(
         model=model,
+        processor=transformers.AutoTokenizer.from_pretrained(job.source, local_files_only=True),
         dataset=torch.utils.data.DataLoader(samples, batch_size=_BATCH),
         recipe=recipe,
         num_calibration_samples=len(samples),
         max_seq_length=job.sample_tokens,
     )
-    model.to(_dtype_in(job.source, stored_as))
+    _store_as_in(job.source, model)
     model.save_pretrained(job.made, save_compressed=True, max_shard_size=_SHARD_SIZE)
 
 
@@ -140,17 +146,29 @@ def _samples(job: Job) -> list[dict[str, Any]]:
     return [{"input_ids": row, "attention_mask": torch.ones_like(row)} for row in cut]
 
 
-def _dtype_in(source: str, fallback: Any) -> Any:
-    """The type that most of the source's bytes have: what the release keeps its unquantized tensors in."""
+def _make_contiguous(converter: Any) -> None:
+    """safetensors refuses views, which fp8_block makes where 128 does not divide a matrix (0.14.0.1)."""
+    original = converter.process
+
+    @wraps(original)
+    def process(self: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+        return {name: tensor.contiguous() for name, tensor in original(self, tensors).items()}
+
+    converter.process = process
+
+
+def _store_as_in(source: str, model: Any) -> None:
+    """Give every float the type that the source stores it in; scales get the type that most of it has."""
     import torch
 
     from tasks.weights import tensors
 
-    sizes: dict[str, int] = {}
-    for tensor in tensors.read(Path(source)).values():
-        sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.bytes
-    names = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
-    return names.get(max(sizes, key=lambda name: sizes[name]), fallback)
+    types = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+    stored = {name: tensor for name, tensor in tensors.read(Path(source)).items() if tensor.dtype in types}
+    usual = max(types, key=lambda kind: sum(t.bytes for t in stored.values() if t.dtype == kind))
+    for name, value in (*model.named_parameters(), *model.named_buffers()):
+        if value.is_floating_point():
+            value.data = value.data.to(types[stored[name].dtype if name in stored else usual])
 
 
 def _keep_what_the_loader_dropped(job: Job) -> None:
@@ -179,7 +197,7 @@ def _keep_what_the_loader_dropped(job: Job) -> None:
 
 
 def _run_without_accelerator() -> None:
-    """llm-compressor pins memory for a copy to an accelerator without looking whether there is one (0.14.0.1)."""
+    """llm-compressor 0.14.0.1 pins memory for an accelerator without looking whether there is one."""
     import torch
     from llmcompressor.pipelines.cache import IntermediatesCache
 

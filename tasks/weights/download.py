@@ -31,7 +31,7 @@ _TEXT = frozenset({".json", ".txt", ".jinja", ".model", ".tiktoken", ".md"})
 _PICKLED = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".h5", ".msgpack", ".npz"})
 
 _TRIES = 3
-"""For a file that arrives with wrong bytes: once can be a broken connection, three times is a broken mirror."""
+"""For a file that arrives with wrong bytes: once can be the connection, three times is a broken mirror."""
 
 _SHOW_EVERY_S = 1.0
 
@@ -67,7 +67,8 @@ class Plan:
             return f"missing, changed or not the repository's: {', '.join(self.wrong)}"
         if self.leftover:
             return "a killed attempt left files behind"
-        return f"all {len(self.manifest.files)} files are in the store, {self.manifest.bytes / 1e9:.2f} GB, and right"
+        size = f"{self.manifest.bytes / 1e9:.2f} GB"
+        return f"all {len(self.manifest.files)} files are in the store, {size}, and right"
 
 
 def plan(context: Context) -> Plan:
@@ -151,7 +152,7 @@ def _complete(plan: Plan, context: Context) -> None:
     else:
         if settings.hub_offline:
             raise Unavailable(
-                f"{repo} at {commit} is not in {settings.store}, and HF_HUB_OFFLINE forbids asking the hub for it"
+                f"{repo} at {commit} is not in {settings.store}, and HF_HUB_OFFLINE forbids asking for it"
             )
         files = wanted(hub.files_of(repo, commit, settings))
     _gather(files, plan, staging)
@@ -227,8 +228,8 @@ def _fetch_one(file: RemoteFile, staging: Path, context: Context, progress: "_Pr
     where = context.settings.hub_endpoint or "huggingface.co"
     raise StageFailed(
         f"{file.name} of {repo}: what {where} sends does not have the hash that it announces "
-        f"({(file.sha256 or file.blob_id or '')[:12]}...), {_TRIES} times. Nothing was published; if HF_ENDPOINT is a "
-        f"mirror or a proxy stands between, its copy is broken"
+        f"({(file.sha256 or file.blob_id or '')[:12]}...), {_TRIES} times. Nothing was published; if "
+        f"HF_ENDPOINT is a mirror or a proxy stands between, its copy is broken"
     )
 
 

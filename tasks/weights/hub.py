@@ -1,8 +1,8 @@
 """The Hugging Face hub, or a mirror of it, through its own client.
 
-Keeps: every failure is either the user's (`InputError`, names the field), passing (`Unavailable`, after bounded
-retries that honour Retry-After) or the operator's (`StageFailed`). The token comes from the environment alone
-and is sent to the hub alone. Nothing is decided here about what counts: see `download`.
+Keeps: every failure is either the user's (`InputError`, names the field), passing (`Unavailable`, after
+bounded retries that honour Retry-After) or the operator's (`StageFailed`). The token comes from the
+environment alone and is sent to the hub alone. Nothing is decided here about what counts: see `download`.
 """
 
 import errno
@@ -24,7 +24,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.file_download import http_get
 from huggingface_hub.hf_api import RepoFile
-from huggingface_hub.utils import build_hf_headers, disable_progress_bars
+from huggingface_hub.utils import build_hf_headers, disable_progress_bars  # type: ignore[attr-defined]
 
 from tasks.errors import InputError, StageFailed, Unavailable
 from tasks.settings import Settings
@@ -43,8 +43,8 @@ _ANSWER_TIMEOUT_S = 15.0
 _PASSING_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 _NETWORK_ERRORS: tuple[type[BaseException], ...] = (HfHubHTTPError.__mro__[1], OSError)
-"""What the client lets through when a connection fails. Its HTTP library, whose base error this is, changed its
-name between versions of the client (httpx, httpx2)."""
+"""What the client lets through when a connection fails. Its HTTP library, whose base error this is, changed
+its name between versions of the client (httpx, httpx2)."""
 
 
 @dataclass(frozen=True)
@@ -177,11 +177,13 @@ def _ask(call: Callable[[], Answer], repo: str, revision: str, settings: Setting
             ) from None
         except GatedRepoError:
             raise InputError(
-                f"model.repo: {repo} at {where} is gated: accept its terms there and set HF_TOKEN to a token of that account"
+                f"model.repo: {repo} at {where} is gated: accept its terms there and set HF_TOKEN to a token "
+                f"of that account"
             ) from None
         except RepositoryNotFoundError:
             raise InputError(
-                f"model.repo: there is no repository {repo} at {where}, or it is private and HF_TOKEN does not open it"
+                f"model.repo: there is no repository {repo} at {where}, or it is private and HF_TOKEN "
+                f"does not open it"
             ) from None
         except HfHubHTTPError as error:
             status = error.response.status_code
@@ -196,7 +198,8 @@ def _ask(call: Callable[[], Answer], repo: str, revision: str, settings: Setting
         except _NETWORK_ERRORS as error:
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise StageFailed(
-                    f"the disk below {settings.store} is full: remove old releases or downloads; what was fetched is kept"
+                    f"the disk below {settings.store} is full: remove old releases or downloads; what was "
+                    f"fetched is kept"
                 ) from None
             trouble = (str(error).strip() or type(error).__name__).splitlines()[0]
         if attempt == _ATTEMPTS or wait_s > _LONGEST_WAIT_S:
@@ -205,8 +208,8 @@ def _ask(call: Callable[[], Answer], repo: str, revision: str, settings: Setting
         time.sleep(wait_s)
         wait_s *= 2
     raise Unavailable(
-        f"the hub at {where} is not to be had for {repo}: {trouble} ({attempt} tries). Nothing is lost, try again later; "
-        f"HF_ENDPOINT names a mirror, HF_HUB_OFFLINE=1 takes what is on disk"
+        f"the hub at {where} is not to be had for {repo}: {trouble} ({attempt} tries). Nothing is lost, "
+        f"try again later; HF_ENDPOINT names a mirror, HF_HUB_OFFLINE=1 takes what is on disk"
     )
 
 

@@ -1,7 +1,7 @@
 """Fix what is open about a run's weights: the commit, the library versions, and so the release.
 
-A release is named by the fingerprint of everything that its bytes depend on. Two runs with one fingerprint share
-one release; a new commit, scheme, calibration text or library version gives another.
+A release is named by the fingerprint of everything that its bytes depend on. Two runs with one fingerprint
+share one release; a new commit, scheme, calibration text or library version gives another.
 """
 
 import hashlib
@@ -106,8 +106,8 @@ def _commit(repo: str, revision: str, settings: Settings) -> str:
         commit = ""
     if not _COMMIT.fullmatch(commit) or not _is_downloaded(repo, commit, settings):
         raise InputError(
-            f"model.revision: {repo} at {revision!r} is not in {settings.store}, and HF_HUB_OFFLINE forbids asking the "
-            f"hub: download it once without, or name a commit that is there"
+            f"model.revision: {repo} at {revision!r} is not in {settings.store}, and HF_HUB_OFFLINE forbids "
+            f"asking the hub: download it once without, or name a commit that is there"
         )
     return commit
 

@@ -28,7 +28,7 @@ class Recipe:
     ignored: tuple[str, ...]
     """Modules that stay as they are."""
     loader: str = "AutoModelForCausalLM"
-    """The class of transformers that loads the whole checkpoint, for converters that need the model itself."""
+    """The class of transformers that loads the whole checkpoint, for schemes that need the model itself."""
 
     def quantizes(self, name: str, shape: Sequence[int]) -> bool:
         """Whether the tensor `name` is a matrix that this recipe quantizes."""
@@ -64,12 +64,12 @@ def of(config: Mapping[str, Any]) -> Recipe:
     name = architecture(config)
     if name not in RECIPES:
         raise InputError(
-            f"model.repo: the model's architecture is {name}, and what must stay unquantized is only known for "
-            f"{', '.join(RECIPES)}; take convert.scheme none, or add it to the table in tasks/weights/recipes.py"
+            f"model.repo: the model's architecture is {name}, and what must stay unquantized is known for "
+            f"{', '.join(RECIPES)} only; take convert.scheme none, or add it to tasks/weights/recipes.py"
         )
     if "quantization_config" in config:
         raise InputError(
-            "model.repo: the checkpoint is quantized already, and quantizing it twice ruins it: take convert.scheme "
-            "none to serve it as it is, or name the unquantized repository"
+            "model.repo: the checkpoint is quantized already, and quantizing it twice ruins it: take "
+            "convert.scheme none to serve it as it is, or name the unquantized repository"
         )
     return RECIPES[name]

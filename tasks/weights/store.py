@@ -5,8 +5,8 @@
     store/staging/                         what is being made; nobody reads it but its maker
 
 Keeps:
-- A folder becomes visible by one rename, after its manifest and all its bytes are on the disk. A broken folder
-  is exchanged for a whole one in one step, so a reader sees either, never half of one.
+- A folder becomes visible by one rename, after its manifest and all its bytes are on the disk. A broken
+  folder is exchanged for a whole one in one step, so a reader sees either, never half of one.
 - A manifest names every file with size and sha256, and never changes once it is visible.
 - Checking a folder is quick while nothing touches it: a file is hashed again only when its size, modification
   time or inode is not the one it had when its hash was last proven.
@@ -33,7 +33,8 @@ DOWNLOAD_MANIFEST = ".manifest.json"
 """Dotted, because a repository may hold a `manifest.json` of its own; its dotted files are never fetched."""
 
 _CHUNK_BYTES = 4 * 2**20
-"""Large enough that hashing lets other threads run (hashlib releases the lock), small enough for the cache."""
+"""Large enough that hashing lets other threads run (hashlib releases the lock), small enough for the
+processor's cache."""
 
 _HASHING_THREADS = min(8, os.cpu_count() or 1)
 
@@ -111,14 +112,14 @@ def safe_name(name: str) -> str:
     plain = name == "/".join(parts) and not name.startswith("/")
     if not parts or not plain or ".." in parts or "\\" in name or any(ord(sign) < 32 for sign in name):
         raise InputError(
-            f"model.repo: the repository names a file {name!r}, which would be written outside of its folder; "
-            f"such a repository is refused"
+            f"model.repo: the repository names a file {name!r}, which would be written outside of its "
+            f"folder; such a repository is refused"
         )
     return name
 
 
 def wrong_files(folder: Path, manifest: Manifest, settings: Settings) -> list[str]:
-    """What differs in `folder` from the manifest: files missing, with other bytes, or not in it at all; sorted.
+    """What differs in `folder` from the manifest: files missing, with other bytes, or not in it; sorted.
 
     Also notes, for the next check, how the right ones look from outside.
     """
@@ -199,7 +200,7 @@ def put(source: Path, target: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Delete a folder of the staging area. A converter that dies in it at this moment may still add a file."""
+    """Delete a folder of the staging area. A converter that is dying in it may still add a file."""
     for _ in range(50):
         shutil.rmtree(folder, ignore_errors=True)
         if not folder.exists():
@@ -229,7 +230,7 @@ def require_space(settings: Settings, needed_bytes: int, what: str) -> None:
     free = shutil.disk_usage(settings.store).free
     if free < needed_bytes:
         raise StageFailed(
-            f"{what} needs {needed_bytes / 1e9:.2f} GB in {settings.store} and {free / 1e9:.2f} GB are free there: "
+            f"{what} needs {needed_bytes / 1e9:.2f} GB in {settings.store} and {free / 1e9:.2f} GB are free: "
             f"remove old releases or downloads, or set QWEN_PIPELINE_HOME to a larger disk"
         )
 
@@ -302,6 +303,6 @@ def _exchange(one: Path, other: Path) -> None:
     if libc.renameat2(at_cwd, os.fsencode(one), at_cwd, os.fsencode(other), rename_exchange) != 0:
         number = ctypes.get_errno()
         raise StageFailed(
-            f"{other} is damaged and could not be exchanged for a whole one: {os.strerror(number)}. The store needs "
-            f"a local file system that knows renameat2 (ext4, xfs, btrfs, tmpfs), {other.parent} is not on one"
+            f"{other} is damaged and could not be exchanged for a whole one: {os.strerror(number)}. The "
+            f"store needs a local file system that knows renameat2 (ext4, xfs, btrfs, tmpfs)"
         )

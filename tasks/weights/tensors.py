@@ -117,9 +117,9 @@ def check_group_size(folder: Path, group_size: int) -> None:
         else "no group size works"
     )
     raise InputError(
-        f"convert.group_size: {group_size} does not divide the {size} inputs of {name.removesuffix('.weight')} "
-        f"({len(misfit)} of {len(inputs)} layers do not fit); for this model {advice}"
-        + ("" if fitting else ", take convert.scheme fp8 or none")
+        f"convert.group_size: {group_size} does not divide the {size} inputs of "
+        f"{name.removesuffix('.weight')} ({len(misfit)} of {len(inputs)} layers do not fit); for this "
+        f"model {advice}" + ("" if fitting else ", take convert.scheme fp8 or none")
     )
 
 

@@ -1,7 +1,7 @@
 """Prove that a converted checkpoint has the structure that was asked for, before anybody can see it.
 
-The base is the downloaded checkpoint. Every tensor of it must be in the release, either quantized as the scheme
-says or as it was; nothing else may be there. Numbers are not looked at here.
+The base is the downloaded checkpoint. Every tensor of it must be in the release, either quantized as the
+scheme says or as it was; nothing else may be there. Numbers are not looked at here.
 """
 
 import math
@@ -91,8 +91,8 @@ def _compare(found: Mapping[str, Tensor], expected: Expected) -> None:
         types, shape = expected[name]
         if found[name].dtype not in types or found[name].shape != shape:
             raise StageFailed(
-                f"{name} of the converted checkpoint is {found[name].dtype} {list(found[name].shape)} and should be "
-                f"{' or '.join(sorted(types))} {list(shape)}"
+                f"{name} of the converted checkpoint is {found[name].dtype} {list(found[name].shape)} and "
+                f"should be {' or '.join(sorted(types))} {list(shape)}"
             )
 
 

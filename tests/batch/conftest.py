@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 
 from tasks import settings
-from tasks.ledger.migrations import migrate
 from tasks.node import processes
 from tests.batch.world import World
 
@@ -12,7 +11,6 @@ from tests.batch.world import World
 @pytest.fixture
 def world(tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """An empty deployment that this process acts for."""
-    migrate(database_url, settings.REPOSITORY / "sql" / "migrations")
     made = World(tmp_path, database_url)
     for name, value in made.environment.items():
         monkeypatch.setenv(name, value)

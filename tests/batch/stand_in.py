@@ -1,8 +1,8 @@
 """A stand-in for a pool of workers: real HTTP, no model.
 
-It speaks the keeper's registry and the chat completions of vLLM, answers with a text made from the prompt, and
-misbehaves as it is told. It says what it is in each answer's `system_fingerprint`. Every request is counted, so
-that a test knows what was generated twice without asking the pipeline.
+It speaks the keeper's registry and the chat completions of vLLM, answers with a text made from the prompt,
+and misbehaves as it is told. It says what it is in each answer's `system_fingerprint`. Every request is
+counted, so that a test knows what was generated twice without asking the pipeline.
 """
 
 import asyncio

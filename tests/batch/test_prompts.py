@@ -61,9 +61,8 @@ def test_without_a_template_its_share_is_estimated(tmp_path):
 
 def test_a_template_that_refuses_a_chat_does_not_stop_the_count(tmp_path):
     folder = tokenizer_folder(tmp_path)
-    config = {
-        "chat_template": "{{ raise_exception('no') if messages[0].content == 'bad' else messages[0].content }}"
-    }
+    template = "{{ raise_exception('no') if messages[0].content == 'bad' else messages[0].content }}"
+    config = {"chat_template": template}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     counter = TokenCounter.of_model(folder)
     assert counter.count([chat_of("bad", PROMPT), chat_of("good", PROMPT)]) == [1 + 16, 1]

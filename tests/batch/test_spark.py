@@ -4,6 +4,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -56,19 +58,17 @@ def test_a_run_that_is_killed_goes_on_and_asks_no_row_twice_beyond_the_bound(wor
     with StandIn(world.key, latency_s=0.1, max_num_seqs=8) as pool:
         world.run("one", spec, pool.registry)
         world.execute("prepare", "one")
-        stage = subprocess.Popen(
-            [sys.executable, "-c", STAGE, "run", "one"], env={**os.environ, **world.environment}
-        )
-        wait_until(lambda: sum(pool.answered.values()) > 300, deadline_s=120)
-        assert_workers_have_no_secret_and_no_ledger(world)
-        before = sum(pool.answered.values())
-        if victim == "stage":
-            stage.kill()
-        else:
-            os.kill(driver().pid, signal.SIGKILL)
-        stage.wait(60)
-        # Nobody ends them: the kernel and Spark do.
-        wait_until(lambda: not processes.find(), deadline_s=10)
+        with the_stage_run(world) as stage:
+            wait_until(lambda: sum(pool.answered.values()) > 300, deadline_s=300)
+            assert_workers_have_no_secret_and_no_ledger(world)
+            before = sum(pool.answered.values())
+            if victim == "stage":
+                stage.kill()
+            else:
+                os.kill(driver().pid, signal.SIGKILL)
+            stage.wait(60)
+            # Nobody ends them: the kernel and Spark do.
+            wait_until(lambda: not processes.find(), deadline_s=30)
         assert before < 1400
         done = {name: world.execute(name, "one") for name in ("prepare", "run", "reconcile", "publish")}
         rate = 240  # rows/s: 24 in flight, 0.1 s each
@@ -103,9 +103,24 @@ def test_why_a_run_failed_is_told_and_what_is_answered_is_kept(world: World, mon
     assert kept == len(list(segment_rows(world))) >= 20
 
 
+@contextmanager
+def the_stage_run(world: World) -> Iterator[subprocess.Popen[bytes]]:
+    """The stage in a process of its own, as a task of Airflow is."""
+    stage = subprocess.Popen(
+        [sys.executable, "-c", STAGE, "run", "one"], env={**os.environ, **world.environment}
+    )
+    try:
+        yield stage
+    finally:
+        stage.kill()
+        stage.wait()
+
+
 def segment_rows(world: World) -> list[bytes]:
     return [
-        found.document for path in world.output.rglob(f"*{segments.SUFFIX}") for found in segments.records(path)
+        found.document
+        for path in world.output.rglob(f"*{segments.SUFFIX}")
+        for found in segments.records(path)
     ]
 
 
@@ -145,9 +160,7 @@ def assert_workers_have_no_secret_and_no_ledger(world: World) -> None:
 def progress(world: World, run_id: str) -> tuple[int, int]:
     with world.ledger() as ledger, ledger.transaction() as connection:
         (row,) = [
-            row
-            for row in ledger.queries.stages_of_run(connection, run_id=run_id)
-            if row["stage"] == "run"
+            row for row in ledger.queries.stages_of_run(connection, run_id=run_id) if row["stage"] == "run"
         ]
         found = connection.execute("select done, total from progress where run_id = %s", [run_id]).fetchone()
     assert row["outcome"] == "nothing to do"

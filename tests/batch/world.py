@@ -34,7 +34,8 @@ def tokenizer_folder(folder: Path) -> Path:
     tokenizer = Tokenizer(WordLevel({"[unk]": 0}, unk_token="[unk]"))
     tokenizer.pre_tokenizer = Whitespace()
     tokenizer.save(str(folder / "tokenizer.json"))
-    template = "{% for m in messages %}start {{ m.content }} end {% endfor %}{% if add_generation_prompt %}go{% endif %}"
+    each = "{% for m in messages %}start {{ m.content }} end {% endfor %}"
+    template = each + "{% if add_generation_prompt %}go{% endif %}"
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
     return folder
 

@@ -93,6 +93,7 @@ def kill_everywhere(
     check: Callable[[World], None],
     picture: Callable[[World], Any] | None = None,
     meanwhile: Callable[[World], None] | None = None,
+    before: Action | None = None,
     settles: bool = True,
     at_most: int | None = None,
     seed: int = 0,
@@ -106,6 +107,7 @@ def kill_everywhere(
         check: raises AssertionError when the world is not as it must be after a success.
         picture: what must be the same whether or not there was a kill; anything that can be compared.
         meanwhile: like `check`, for the moment after the kill.
+        before: runs on each world that was put back, for what cannot be put back (processes).
         settles: whether the action, run on its own result, must say that it changed nothing
             (`stages.Result.changed`).
         at_most: kill at so many points at most.
@@ -117,6 +119,7 @@ def kill_everywhere(
     """
     trial = _Trial(action, world, check, picture, meanwhile, settles, in_child, also, timeout_s)
     world.save()
+    trial.make_ready(before)
     with _reporting(action.name) as report:
         reference = trial.run(None)
         report.points = reference.points
@@ -127,6 +130,7 @@ def kill_everywhere(
             if len(report.violations) >= ENOUGH_VIOLATIONS or (n == 1 and report.violations):
                 break
             world.restore()
+            trial.make_ready(before)
             ended = trial.run(n)
             if ended.killed_at is None:
                 trial.judge(report, None, ended)
@@ -199,6 +203,11 @@ class _Trial:
     also: Sequence[str]
     timeout_s: float
     expected: Any = None
+
+    def make_ready(self, before: Action | None) -> None:
+        if before is not None:
+            ended = self.world.run(before, timeout_s=self.timeout_s)
+            assert ended.succeeded, f"{before.name} failed, without a kill: {ended.error}"
 
     def run(self, kill_at: int | None) -> Ended:
         return self.world.run(

@@ -8,6 +8,7 @@ import faulthandler
 import json
 import logging
 import os
+import pkgutil
 import sys
 import traceback
 from contextlib import suppress
@@ -15,12 +16,14 @@ from dataclasses import asdict, is_dataclass
 from importlib import import_module
 from typing import Any
 
+import tasks
 from tests.kill import points
 
 _PRELOADED = (
-    *("tasks.stages", "tasks.batch.submit", "tasks.ledger.leases", "tasks.weights.store"),
-    *("pyarrow.parquet", "huggingface_hub", "tokenizers", "aiohttp"),
+    *("pyarrow.parquet", "pyarrow.compute", "pyarrow.dataset", "huggingface_hub.hf_api", "tokenizers"),
+    *("aiohttp.web", "jinja2.sandbox", "pynvml", "tempfile", "shutil", "uuid"),
 )
+"""What stages import when they act."""
 
 
 def serve() -> None:
@@ -31,7 +34,7 @@ def serve() -> None:
     _m = types.ModuleType("tasks.batch.submit")
     _m.submit_child = None
     sys.modules.setdefault("tasks.batch.submit", _m)  # DEV
-    for name in _PRELOADED:
+    for name in (*_PRELOADED, *(module.name for module in pkgutil.walk_packages(tasks.__path__, "tasks."))):
         with suppress(ImportError):
             import_module(name)
     for line in sys.stdin:

@@ -63,13 +63,18 @@ def test_a_killed_worker_alone_is_replaced_in_its_slot(world: World) -> None:
     lost, kept = world.server(0), world.server(1)
     engines = [process for process in world.workers() if process not in (lost, kept)]
     kill(lost)
-    wait_for("the registry notices", lambda: world.registry()["workers"][0]["state"] != "ready", within_s=2)
-    assert world.execute("start").changed
+    assert world.execute("start").changed, "also when the keeper has not noticed yet"
     assert world.server(1) == kept
     assert kept.is_alive()
     assert world.server(0) != lost
     assert world.pool().pool_id == world.registry()["pool_id"]
     assert sum(engine.is_alive() for engine in engines) == 1, "the engine of the killed server was ended"
+
+
+def test_the_registry_tells_of_a_lost_worker_at_once(world: World) -> None:
+    world.execute("start")
+    kill(world.server(0))
+    wait_for("clients hear of it", lambda: world.registry()["workers"][0]["state"] != "ready", within_s=2)
 
 
 def test_a_slot_that_keeps_failing_is_given_up_and_tried_again_by_the_next_start(world: World) -> None:

@@ -34,7 +34,15 @@ def world(
     tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch, tiny_qwen3: Path
 ) -> Iterator[World]:
     """A run of the tiny Qwen3 with two CPU slots."""
-    made = make_world(tmp_path, database_url, monkeypatch, worker_command=[], start_timeout_s=600)
+    made = make_world(
+        tmp_path,
+        database_url,
+        monkeypatch,
+        worker_command=[],
+        start_timeout_s=1800,
+        # Kept for the next time: what vLLM learns about a model class costs it 10 s of a core.
+        worker_environment={"VLLM_CACHE_ROOT": str(_MODELS / "vllm-cache")},
+    )
     serving = {
         "max_model_len": 256,
         "max_num_seqs": 4,

@@ -1,0 +1,58 @@
+"""PostgreSQL for every test that wants one: one server for the session, one database for each test."""
+
+import secrets
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from demo.children import Children
+from demo.postgres import Cluster
+from tasks.ledger.migrations import migrate
+from tasks.settings import REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A real server with the roles and databases of the demo."""
+    home = tmp_path_factory.mktemp("postgres")
+    children = Children(home / "children", f"tests-{secrets.token_hex(4)}")
+    # Processes are killed here, the machine is not: nothing is gained by waiting for the disk.
+    cluster = Cluster(home / "cluster", children, settings={"fsync": "off"})
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture
+def empty_database_url(postgres: Cluster) -> Iterator[str]:
+    """A database of the test's own with nothing in it; it belongs to the role `ledger`."""
+    yield from _database(postgres, template="template1")
+
+
+@pytest.fixture
+def database_url(postgres: Cluster, _migrated: str) -> Iterator[str]:
+    """A database of the test's own with the ledger's schema, as a copy of one: quicker than to migrate."""
+    yield from _database(postgres, template=_migrated)
+
+
+@pytest.fixture(scope="session")
+def _migrated(postgres: Cluster) -> str:
+    with psycopg.connect(postgres.admin_url, autocommit=True) as admin:
+        admin.execute("create database migrated owner ledger")
+    migrate(postgres.url("ledger", "migrated"), REPOSITORY / "sql" / "migrations")
+    return "migrated"
+
+
+def _database(postgres: Cluster, template: str) -> Iterator[str]:
+    name = f"test_{secrets.token_hex(6)}"
+    identifier = sql.Identifier(name)
+    with psycopg.connect(postgres.admin_url, autocommit=True) as admin:
+        create = sql.SQL("create database {} template {} owner ledger")
+        admin.execute(create.format(identifier, sql.Identifier(template)))
+    yield postgres.url("ledger", name)
+    with psycopg.connect(postgres.admin_url, autocommit=True) as admin:
+        admin.execute(sql.SQL("drop database {} with (force)").format(identifier))
