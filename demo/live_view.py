@@ -16,9 +16,9 @@ from rich.table import Table
 from demo.airflow_api import AirflowApi, DagRun, TaskInstance
 from tasks.cli.status import stages_of
 from tasks.ledger import Ledger
+from tasks.stages import STAGES
 
-TASKS = "freeze preflight download convert prepare provision start run reconcile publish stop restore judge".split()
-"""In the order of the story."""
+TASKS = ("freeze", *STAGES, "judge")"""In the order of the story."""
 
 _COLOURS = {
     "success": "green",

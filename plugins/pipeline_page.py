@@ -17,8 +17,11 @@ _STYLE = """
 body { font: 14px system-ui, sans-serif; margin: 1.5rem; color: #1f2430; background: #fff; }
 h2 { font-size: 1rem; margin: 1.5rem 0 .4rem; } table { border-collapse: collapse; width: 100%; }
 th, td { text-align: left; padding: .3rem .8rem .3rem 0; border-bottom: 1px solid #e3e6ec; vertical-align: top; }
-th { color: #667; font-weight: 500; } .failed, .fenced { color: #b3261e; } .done { color: #1b7f3b; } .dim { color: #778; }
-@media (prefers-color-scheme: dark) { body { color: #e4e6eb; background: #16181d; } th, td { border-color: #30343d; } }
+th { color: #667; font-weight: 500; }
+.failed, .fenced { color: #b3261e; } .done { color: #1b7f3b; } .dim { color: #778; }
+@media (prefers-color-scheme: dark) {
+  body { color: #e4e6eb; background: #16181d; } th, td { border-color: #30343d; }
+}
 """
 
 app = FastAPI(title="qwen pipeline", dependencies=[Depends(requires_access_view(AccessView.PLUGINS))])
@@ -61,7 +64,9 @@ def _stage(stage: dict[str, Any]) -> str:
     seconds = f"{(ended - stage['claimed_at']).total_seconds():.1f}" if ended else ""
     progress = f"{stage['done']:,}/{stage['total']:,} {stage['unit']}" if stage["done"] is not None else ""
     cells = (stage["stage"], state, seconds, progress, stage["message"] or "")
-    return f"<tr class={'failed' if state in ('failed', 'fenced') else ''}><td>" + "<td>".join(map(escape, cells))
+    return f"<tr class={'failed' if state in ('failed', 'fenced') else ''}><td>" + "<td>".join(
+        map(escape, cells)
+    )
 
 
 class PipelinePlugin(AirflowPlugin):

@@ -22,7 +22,9 @@ def render() -> str:
     prefix = Settings.model_config["env_prefix"]
     rows = []
     for name, field in Settings.model_fields.items():
-        variable = field.validation_alias if isinstance(field.validation_alias, str) else f"{prefix}{name.upper()}"
+        variable = (
+            field.validation_alias if isinstance(field.validation_alias, str) else f"{prefix}{name.upper()}"
+        )
         why = " ".join((field.description or "").split())
         rows.append(f"| `{variable}` | {_shown(field.default)} | {why} |\n")
     return _INTRODUCTION + "".join(rows)

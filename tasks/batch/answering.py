@@ -19,7 +19,6 @@ from tasks.batch.engine import Asking, Engine
 from tasks.batch.records import Result, Row
 from tasks.batch.routing import Pool
 from tasks.batch.segments import SegmentWriter
-from tasks.errors import StageFailed
 
 
 @dataclass(frozen=True)
@@ -37,6 +36,8 @@ class Job:
     """The folder where finished rows go."""
     attempt: str
     """How the names of this claim's segments begin."""
+    proven: bool
+    """Whether the batch has answers: then a worker that refuses a row is believed at once."""
     stop_file: Path
     """No row is started once it exists."""
     stop_at: float
@@ -64,20 +65,15 @@ def answer(job: Job, chunks: Iterator[list[Row]], share: str) -> Tally:
 
     Raises:
         Unavailable: the engines are gone, or bring nothing but trouble.
-        StageFailed: the registry refuses the key, or the segment cannot be written.
+        StageFailed: the registry refuses the key, the engines refuse every row, or the segment cannot be
+            written.
     """
     name = f"{job.attempt}{share}"
     finished = _finished(job.segments, name)
     if finished:
         chunks = ([row for row in chunk if row.id not in finished] for chunk in chunks)
-    try:
-        with SegmentWriter(job.segments, name) as writer:
-            return asyncio.run(_answer(job, chunks, writer))
-    except OSError as error:
-        raise StageFailed(
-            f"finished rows cannot be written to {job.segments}: {error.strerror or error}. What was written "
-            f"before is kept; make room there, then run the stage run again"
-        ) from error
+    with SegmentWriter(job.segments, name) as writer:
+        return asyncio.run(_answer(job, chunks, writer))
 
 
 async def _answer(job: Job, chunks: Iterator[list[Row]], writer: SegmentWriter) -> Tally:
@@ -98,6 +94,7 @@ async def _answer(job: Job, chunks: Iterator[list[Row]], writer: SegmentWriter) 
             writer.append,
             release_id=job.release_id,
             patience_s=max(job.patience_s, 2 * job.request_timeout_s),
+            proven=job.proven,
             should_stop=job.should_stop,
         )
         working = asyncio.create_task(dispatcher.run(chunks))

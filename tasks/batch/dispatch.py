@@ -18,12 +18,15 @@ from dataclasses import dataclass
 from tasks.batch.engine import Answered, Engine, Fault, Refused, Trouble
 from tasks.batch.records import Result, Row
 from tasks.batch.routing import Pool
-from tasks.errors import Unavailable
+from tasks.errors import StageFailed, Unavailable
 
 _ATTEMPTS_IN_COMPANY = 5
 """Requests that brought trouble and reached an engine, before a row is set aside."""
 
 _ATTEMPTS_ALONE = 2
+
+_REFUSALS_OF_ALL = 20
+"""Rows refused before the first answer, at which the fault is not theirs."""
 
 _FIRST_WAIT_S = 0.1
 _LONGEST_WAIT_S = 5.0
@@ -63,12 +66,15 @@ class Dispatcher:
         *,
         release_id: str,
         patience_s: float,
+        proven: bool,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         """
         Args:
             sink: gets each finished row, in the order in which they finish.
             patience_s: how long there may be trouble and no answer before `Unavailable` is raised.
+            proven: whether these engines are known to answer this batch; if not, refusals count from the
+                first answer on, because a worker that is set up wrongly refuses every row.
             should_stop: whether to start no more rows; those in flight are finished.
         """
         self._engine = engine
@@ -77,6 +83,9 @@ class Dispatcher:
         self._release_id = release_id
         self._patience_s = patience_s
         self._should_stop = should_stop
+        self._proven = proven
+        self._held: list[Result] = []
+        """Failed rows, as long as no row is answered."""
         self._stopped = False
         self._runners = 0
         self._set_aside: deque[_Asked] = deque()
@@ -90,7 +99,7 @@ class Dispatcher:
 
         Raises:
             Unavailable: the engines are gone, or bring nothing but trouble; finished rows are in the sink.
-            StageFailed: the registry refuses the key.
+            StageFailed: the registry refuses the key, or the engines refuse every row.
         """
         await self._pool.refresh()
         source = _Source(chunks)
@@ -108,6 +117,7 @@ class Dispatcher:
                 for task in done:
                     task.result()
             await self._ask_alone()
+            self._believe_refusals()
         finally:
             for task in running | {registry}:
                 task.cancel()
@@ -201,6 +211,8 @@ class Dispatcher:
 
     def _answer(self, asked: _Asked, answered: Answered, worker: str, latency_s: float) -> None:
         self.tally.answered += 1
+        if not self._proven:
+            self._believe_refusals()
         self._sink(
             Result(
                 id=asked.row.id,
@@ -221,23 +233,36 @@ class Dispatcher:
     def _fail(
         self, asked: _Asked, error_class: str, message: str, worker: str | None, latency_s: float
     ) -> None:
-        self.tally.failed += 1
-        self._sink(
-            Result(
-                id=asked.row.id,
-                status="failed",
-                answer=None,
-                error_class=error_class,
-                error_message=message,
-                finish_reason=None,
-                prompt_tokens=asked.row.prompt_tokens,
-                completion_tokens=0,
-                latency_s=round(latency_s, 4),
-                worker=worker,
-                attempts=asked.requests,
-                release_id=self._release_id,
-            )
+        result = Result(
+            id=asked.row.id,
+            status="failed",
+            answer=None,
+            error_class=error_class,
+            error_message=message,
+            finish_reason=None,
+            prompt_tokens=asked.row.prompt_tokens,
+            completion_tokens=0,
+            latency_s=round(latency_s, 4),
+            worker=worker,
+            attempts=asked.requests,
+            release_id=self._release_id,
         )
+        self.tally.failed += 1
+        if self._proven:
+            self._sink(result)
+            return
+        self._held.append(result)
+        if len(self._held) >= _REFUSALS_OF_ALL:
+            raise StageFailed(
+                f"the first {len(self._held)} rows were refused and none was answered; the last one because: "
+                f"{message}. No row is recorded as failed: see whether the workers serve what the batch asks for"
+            )
+
+    def _believe_refusals(self) -> None:
+        self._proven = True
+        for result in self._held:
+            self._sink(result)
+        self._held.clear()
 
 
 class _Source:

@@ -66,6 +66,44 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
+def job_of(
+    run: Run,
+    ledger: Ledger,
+    batch: PreparedBatch,
+    answers: rows.Answers,
+    *,
+    attempt: str,
+    stop_file: Path,
+    settings: Settings,
+    shares: int,
+) -> Job:
+    """What the dispatchers of this run are told; `shares` of them work at once.
+
+    Raises:
+        StageFailed: there is no pool.
+    """
+    pool = _facts(ledger, run, "start")
+    if pool["pool_id"] is None:
+        raise StageFailed("rows are to do, but no pool of workers was started: run the stage start again")
+    return Job(
+        registry=pool["registry"],
+        key=pool_key.derive(settings.secret(), pool["pool_id"]),
+        release_id=pool["model"],
+        sampling=run.spec.batch.sampling.model_dump(mode="json", exclude_none=True),
+        schema=run.spec.batch.answer_schema,
+        segments=batch.segments,
+        attempt=attempt,
+        proven=any(known.answered for known in answers.known.values()),
+        stop_file=stop_file,
+        stop_at=limits.stop_at(run),
+        shares=shares,
+        request_timeout_s=settings.request_timeout_s,
+        patience_s=settings.engine_patience_s,
+        registry_poll_s=settings.registry_poll_s,
+        flush_s=settings.segment_flush_s,
+    )
+
+
 def _drive(run: Run, claim: Claim, settings: Settings) -> None:
     ledger = claim.ledger
     batch = prepared.load(Path(_facts(ledger, run, "prepare")["folder"]))
@@ -87,7 +125,17 @@ def _drive(run: Run, claim: Claim, settings: Settings) -> None:
     )
     try:
         with registrar:
-            _ask(run, batch, answers, work, partial(_job, run, claim, batch, attempt, stop_file, settings))
+            job_for = partial(
+                job_of,
+                run,
+                ledger,
+                batch,
+                answers,
+                attempt=attempt,
+                stop_file=stop_file,
+                settings=settings,
+            )
+            _ask(run, batch, answers, work, job_for)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
@@ -103,7 +151,7 @@ def _ask(run: Run, batch: PreparedBatch, answers: rows.Answers, work: Path, job_
         # By a hash of the id: a retried task then gets the same rows again, which round-robin does not
         # promise.
         asked = to_do.repartition(shares, "id").mapInArrow(
-            _named(partial(spark_task.ask_rows, job_for(shares))), spark_task.SUMMARY
+            _named(partial(spark_task.ask_rows, job_for(shares=shares))), spark_task.SUMMARY
         )
         for one in asked.collect():
             log.info("share %d: %d answered, %d failed, %d given up", *one)
@@ -127,36 +175,6 @@ def _to_do(spark: Any, run: Run, batch: PreparedBatch, answers: rows.Answers, wo
     done = work / "done.parquet"
     pq.write_table(pa.table({"id": pa.array(answers.known.keys(), pa.string())}), done)
     return frame.join(spark.read.schema("id string").parquet(str(done)), "id", "left_anti")
-
-
-def _job(
-    run: Run,
-    claim: Claim,
-    batch: PreparedBatch,
-    attempt: str,
-    stop_file: Path,
-    settings: Settings,
-    shares: int,
-) -> Job:
-    pool = _facts(claim.ledger, run, "start")
-    if pool["pool_id"] is None:
-        raise StageFailed("rows are to do, but no pool of workers was started: run the stage start again")
-    return Job(
-        registry=pool["registry"],
-        key=pool_key.derive(settings.secret(), pool["pool_id"]),
-        release_id=pool["model"],
-        sampling=run.spec.batch.sampling.model_dump(mode="json", exclude_none=True),
-        schema=run.spec.batch.answer_schema,
-        segments=batch.segments,
-        attempt=attempt,
-        stop_file=stop_file,
-        stop_at=limits.stop_at(run),
-        shares=shares,
-        request_timeout_s=settings.request_timeout_s,
-        patience_s=settings.engine_patience_s,
-        registry_poll_s=settings.registry_poll_s,
-        flush_s=settings.segment_flush_s,
-    )
 
 
 def _facts(ledger: Ledger, run: Run, stage: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -19,6 +20,7 @@ from uuid import uuid4
 from zlib import crc32
 
 from tasks.batch.records import Result
+from tasks.errors import StageFailed
 
 SUFFIX = ".seg"
 
@@ -44,9 +46,14 @@ class SegmentWriter:
     """Writes one segment. `append` from one thread; `flush` from any."""
 
     def __init__(self, folder: Path, attempt: str) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        """
+        Raises:
+            StageFailed: the file cannot be made.
+        """
         self.path = folder / f"{attempt}-{uuid4().hex}{SUFFIX}"
-        self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+        with _explained(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
         self._pending: deque[bytes] = deque()
         self._lock = threading.Lock()
 
@@ -58,9 +65,9 @@ class SegmentWriter:
         """Bring what was appended to disk.
 
         Raises:
-            OSError: the disk is full or gone; the rows since the last flush are not kept.
+            StageFailed: the disk is full or gone; the rows since the last flush are not kept.
         """
-        with self._lock:
+        with self._lock, _explained(self.path.parent):
             # A deque, taken from one by one, because `append` may run meanwhile.
             data = memoryview(b"".join(self._pending.popleft() for _ in range(len(self._pending))))
             if not data:
@@ -127,6 +134,17 @@ def read_at(file: int, offset: int, length: int) -> Result:
     if document is None:
         raise ValueError(f"no whole record at byte {offset}")
     return Result.from_json(document)
+
+
+@contextmanager
+def _explained(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StageFailed(
+            f"finished rows cannot be written to {folder}: {error.strerror or error}. What was written before is "
+            f"kept; make room there, then run the stage run again"
+        ) from error
 
 
 def _document(line: bytes) -> bytes | None:

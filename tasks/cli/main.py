@@ -65,27 +65,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _stage(options: argparse.Namespace, settings: Settings) -> Answer:
     """A verb that is a stage: start the run if it has not started, then execute the stage."""
     from tasks import stages
-    from tasks.ledger import Ledger
-    from tasks.preflight import check_spec
+    from tasks.ledger import Ledger, load
 
     spec = _spec(options)
+    run_id = options.run or _name_of(spec)
     if spec is not None:
-        check_spec(spec, settings)
+        _refuse_bad_input(spec, run_id, settings)
     with Ledger(settings.database_url(), settings.sql) as ledger:
-        if spec is not None:
-            run = stages.freeze(
-                ledger,
-                options.run or _name_of(spec),
-                spec,
-                _date(options.date),
-                settings,
-            )
-        else:
-            from tasks.ledger import load
-
-            run = load(ledger, options.run)
+        run = (
+            load(ledger, run_id)
+            if spec is None
+            else stages.freeze(ledger, run_id, spec, _date(options.date), settings)
+        )
     result = stages.execute(options.verb, run.run_id, settings=settings)
     return Answer(vars(result), f"{result.stage}: {result.message} ({result.seconds:.1f} s)")
+
+
+def _refuse_bad_input(spec: RunSpec, run_id: str, settings: Settings) -> None:
+    """Bad input is refused before a run starts; later its input may be gone, and the run must still be ended."""
+    from tasks.ledger import Ledger
+    from tasks.ledger.runs import find
+    from tasks.preflight import check_spec
+
+    try:
+        check_spec(spec, settings)
+    except InputError as refusal:
+        try:
+            with Ledger(settings.database_url(), settings.sql, patience_s=5.0) as ledger:
+                if find(ledger, run_id) is not None:
+                    return
+        except StageError:
+            pass  # what is wrong with the input is the better news
+        raise refusal from None
 
 
 def _migrate(options: argparse.Namespace, settings: Settings) -> Answer:
@@ -97,10 +108,10 @@ def _migrate(options: argparse.Namespace, settings: Settings) -> Answer:
 
 
 def _reap(options: argparse.Namespace, settings: Settings) -> Answer:
-    from tasks.reap import reap
+    from tasks.reap import as_facts, reap
 
     report = reap(settings, run_id=options.run, force=options.force)
-    return Answer(report.document(), report.text())
+    return Answer(as_facts(report), report.message)
 
 
 def _status(options: argparse.Namespace, settings: Settings) -> Answer:
@@ -113,7 +124,7 @@ def _report(options: argparse.Namespace, settings: Settings) -> Answer:
     from tasks.cli.report import report
 
     spec = _spec(options)
-    name = options.run or (_name_of(spec) if spec is not None else "")
+    name = options.run or _name_of(spec)
     return Answer(*report(settings, name))
 
 
@@ -125,8 +136,9 @@ def _spec(options: argparse.Namespace) -> RunSpec | None:
     return None
 
 
-def _name_of(spec: RunSpec) -> str:
+def _name_of(spec: RunSpec | None) -> str:
     """Without --run, calling verbs with one spec one after the other is one run."""
+    assert spec is not None, "without a spec the run is named"
     return f"cli-{sha256(spec.model_dump_json().encode()).hexdigest()[:8]}"
 
 

@@ -3,7 +3,6 @@
 from typing import Any
 
 from tasks.cli.status import stages_of
-from tasks.errors import InputError
 from tasks.ledger import Ledger, load
 from tasks.settings import Settings
 
@@ -23,8 +22,6 @@ def report(settings: Settings, run_id: str) -> tuple[dict[str, Any], str]:
     Raises:
         InputError: there is no such run.
     """
-    if not run_id:
-        raise InputError("report needs --run NAME or --spec FILE")
     with Ledger(settings.database_url(), settings.sql) as ledger:
         run = load(ledger, run_id)
         stages = stages_of(ledger, run_id)

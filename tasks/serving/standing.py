@@ -1,4 +1,4 @@
-"""How a pool stands: asked of its keeper, and, because a keeper may not know yet, of the workers themselves."""
+"""How a pool stands: asked of its keeper and, because that may not know yet, of the workers themselves."""
 
 import asyncio
 import time

@@ -1,7 +1,8 @@
 """One conversion: the job, the child process that does it, and the release put together from its output.
 
-The converting libraries are in an environment of their own, so they run in a child, tied to this process. Only
-weights and the quantization part of config.json are taken from it; all else is the repository's, byte for byte.
+The converting libraries are in an environment of their own, so they run in a child, tied to this process.
+Only weights and the quantization part of config.json are taken from it; all else is the repository's, byte by
+byte.
 """
 
 import json

@@ -21,8 +21,8 @@ from tasks.errors import StageFailed
 from tasks.node import lock
 from tasks.weights import conversion, recipes, store, tensors
 from tasks.weights.store import Manifest
-from tasks.weights.verify import verify_carried_over
 from tasks.weights.verify import verify as verify_structure
+from tasks.weights.verify import verify_carried_over
 
 log = logging.getLogger(__name__)
 

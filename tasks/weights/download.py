@@ -99,8 +99,9 @@ def apply(plan: Plan, context: Context) -> None:
         if plan.manifest is not None and not plan.wrong:
             store.remove(_staging(context))
             return
-        _complete(plan, context)
+        # First, so that a kill cannot lose it; it means nothing until the download is whole.
         pin.recall_revision(repo, context.run.spec.model.revision, commit, context.settings)
+        _complete(plan, context)
 
 
 def verify(context: Context) -> Outcome:

@@ -41,6 +41,7 @@ def job(pool: StandIn, folder: Path, **changes: Any) -> Job:
         "schema": None,
         "segments": folder,
         "attempt": "attempt-",
+        "proven": True,
         "stop_file": folder / "stop",
         "stop_at": time.time() + 3600,
         "shares": 1,
@@ -142,6 +143,25 @@ def test_a_row_that_the_engine_refuses_is_failed_with_its_reason_and_not_asked_a
     assert failed["row-3"].error_message == "role must be one of ..."
     assert failed["row-3"].answer is None
     assert failed["row-4"].error_class == "PromptTooLong"
+
+
+def test_engines_that_refuse_every_row_of_a_new_batch_fail_none(tmp_path):
+    with StandIn(KEY, behaviour=lambda *_: Does(status=400, body=b"no chat template")) as pool:
+        with pytest.raises(StageFailed, match="first 20 rows were refused .* no chat template"):
+            answer(job(pool, tmp_path, proven=False), chunks_of(rows_of(100)), "p0")
+        assert finished(tmp_path) == []
+        tally = answer(job(pool, tmp_path, proven=False), chunks_of(rows_of(5)), "p0")
+    assert tally.failed == 5
+
+
+def test_refusals_of_a_new_batch_count_from_its_first_answer_on(tmp_path):
+    def refuse(worker: str, prompt: str, before: int) -> Does | None:
+        return Does(status=400) if int(prompt.split()[1]) % 2 else None
+
+    with StandIn(KEY, behaviour=refuse) as pool:
+        tally = answer(job(pool, tmp_path, proven=False), chunks_of(rows_of(100)), "p0")
+    assert (tally.answered, tally.failed) == (50, 50)
+    assert len(finished(tmp_path)) == 100
 
 
 def test_only_what_fails_alone_at_a_working_engine_is_failed(tmp_path):

@@ -70,7 +70,16 @@ def _answer_without_spark(world: World, claim: Claim) -> None:
         stop_file=stop_file,
     )
     with registrar:
-        job = driver._job(run, claim, batch, attempt, stop_file, world.settings, 1)
+        job = driver.job_of(
+            run,
+            claim.ledger,
+            batch,
+            answers,
+            attempt=attempt,
+            stop_file=stop_file,
+            settings=world.settings,
+            shares=1,
+        )
         answering.answer(job, iter([to_do]), "p0")
 
 
@@ -314,7 +323,16 @@ def test_what_a_killed_attempt_left_is_registered_and_not_asked_again(world, run
             run = load(ledger, "killed")
             folder = Path(driver._facts(ledger, run, "prepare")["folder"])
             attempt = segments.attempt_prefix("killed", claim.epoch)
-            job = driver._job(run, claim, prepared.load(folder), attempt, folder / "stop", world.settings, 1)
+            job = driver.job_of(
+                run,
+                ledger,
+                prepared.load(folder),
+                rows.Answers(),
+                attempt=attempt,
+                stop_file=folder / "stop",
+                settings=world.settings,
+                shares=1,
+            )
             chunk = [
                 Row(row["id"], row["messages"], row["prompt_tokens"])
                 for row in rows.prepared_rows(prepared.load(folder), prepared.SCHEMA.names)

@@ -23,7 +23,7 @@ from tasks.node import processes
 REPOSITORY = Path(__file__).resolve().parents[2]
 HOME = REPOSITORY / "var" / "test-demo"
 
-pytestmark = pytest.mark.whole_pipeline
+pytestmark = [pytest.mark.whole_pipeline, pytest.mark.timeout(2400)]
 
 
 class Demo:

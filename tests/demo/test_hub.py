@@ -144,22 +144,48 @@ def test_what_is_not_there_is_told_apart(root, tmp_path):
                 hf_hub_download(REPO, name, endpoint=hub.url, cache_dir=tmp_path / "cache", token=False)
 
 
+def get(hub, path, **headers):
+    connection = HTTPConnection(hub.url.removeprefix("http://"))
+    try:
+        connection.request("GET", path, headers=headers)
+        response = connection.getresponse()
+        return response.status, response.getheader("Content-Range"), response.read()
+    finally:
+        connection.close()
+
+
+def test_a_range_is_answered_by_these_bytes_alone(root):
+    content = (root / REPO / WEIGHTS).read_bytes()
+    size = len(content)
+    path = f"/{REPO}/resolve/main/{WEIGHTS}"
+    with Hub(root) as hub:
+        assert get(hub, path, Range="bytes=5-9") == (206, f"bytes 5-9/{size}", content[5:10])
+        assert get(hub, path, Range="bytes=-3") == (206, f"bytes {size - 3}-{size - 1}/{size}", content[-3:])
+        assert get(hub, path, Range=f"bytes={size - 1}-") == (
+            206,
+            f"bytes {size - 1}-{size - 1}/{size}",
+            content[-1:],
+        )
+        assert get(hub, path, Range=f"bytes={size}-") == (416, f"bytes */{size}", b"")
+        assert get(hub, path, Range="lines=1-2") == (200, None, content)
+
+
 @pytest.mark.parametrize(
     "path",
     [
-        f"{REPO}/resolve/main/../../../secret",
-        f"{REPO}/resolve/main/%2E%2E/%2E%2E/%2E%2E/secret",
-        "../root/owner",
+        f"/{REPO}/resolve/main/../../../outside/secret",
+        f"/{REPO}/resolve/main/%2E%2E/%2E%2E/%2E%2E/outside/secret",
+        "/../outside/resolve/main/secret",
+        "/owner/../resolve/main/some-model/config.json",
+        "/owner/.hidden/resolve/main/secret",
     ],
 )
-def test_nothing_outside_a_repository_is_served(root, path):
-    (root.parent / "secret").write_text("secret")
-    (root / "secret").write_text("secret")
+def test_nothing_but_the_repositories_is_served(root, path):
+    for folder in (root.parent / "outside", root / "owner" / ".hidden"):
+        folder.mkdir()
+        (folder / "secret").write_text("secret")
     with Hub(root) as hub:
-        connection = HTTPConnection(hub.url.removeprefix("http://"))
-        connection.request("GET", f"/{path}")
-        assert connection.getresponse().status == 404
-        connection.close()
+        assert get(hub, path)[0] == 404
 
 
 def test_the_commit_is_the_content(root, tmp_path):

@@ -17,7 +17,7 @@ is killed at a sample of its points (`at_most`): one of each place first, the re
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,6 +95,7 @@ def kill_everywhere(
     meanwhile: Callable[[World], None] | None = None,
     before: Action | None = None,
     settles: bool = True,
+    where: Callable[[Point], bool] | None = None,
     at_most: int | None = None,
     seed: int = 0,
     in_child: str | None = None,
@@ -110,6 +111,7 @@ def kill_everywhere(
         before: runs on each world that was put back, for what cannot be put back (processes).
         settles: whether the action, run on its own result, must say that it changed nothing
             (`stages.Result.changed`).
+        where: which points to kill at; by default at all.
         at_most: kill at so many points at most.
         in_child: kill not the action itself but the Python child that runs this module with -m.
         also: further functions to kill before and after, as `module:function`.
@@ -126,22 +128,27 @@ def kill_everywhere(
         trial.judge(report, None, reference)
         if picture is not None and not report.violations:
             trial.expected = picture(world)
-        for n in _chosen(reference.points, at_most, seed):
-            if len(report.violations) >= ENOUGH_VIOLATIONS or (n == 1 and report.violations):
-                break
+        if report.violations:
+            return report
+        if where is None and at_most is None:
+            numbers: Iterable[int] = range(1, MOST_POINTS)
+        else:
+            wanted = [point for point in reference.points if where is None or where(point)]
+            numbers = _sample(wanted, at_most, seed)
+        for n in numbers:
             world.restore()
             trial.make_ready(before)
             ended = trial.run(n)
-            if ended.killed_at is None:
+            if ended.killed_at is not None:
+                report.kills.append(ended.killed_at)
+                trial.after_kill(report, ended.killed_at)
+            else:
                 trial.judge(report, None, ended)
-                if at_most is None:
-                    break
-                continue
-            report.kills.append(ended.killed_at)
-            trial.after_kill(report, ended.killed_at)
-        else:
-            if at_most is None:
-                report.violations.append(Violation(None, f"it did not end within {MOST_POINTS} points"))
+            is_over = ended.killed_at is None and n > len(reference.points)
+            if is_over or len(report.violations) >= ENOUGH_VIOLATIONS:
+                break
+        if not report.kills:
+            report.violations.append(Violation(None, "it was killed nowhere, so nothing was shown"))
     return report
 
 
@@ -255,17 +262,14 @@ class _Trial:
             report.violations.append(Violation(point, f"{when}: {error}"))
 
 
-def _chosen(points: Sequence[Point], at_most: int | None, seed: int) -> Iterator[int]:
-    """The numbers of the points to kill at, in order; without a limit until the action ends by itself."""
-    if at_most is None:
-        yield from range(1, MOST_POINTS)
-        return
+def _sample(points: Sequence[Point], at_most: int | None, seed: int) -> list[int]:
+    """The numbers of some of the points, in order: one of each place first, then any."""
     draw = random.Random(seed)
     shuffled = draw.sample(list(points), len(points))
     first_of_place = {point.name: point for point in reversed(shuffled)}
     firsts = draw.sample(list(first_of_place.values()), len(first_of_place))
     rest = [point for point in shuffled if first_of_place[point.name] is not point]
-    yield from sorted(point.n for point in [*firsts, *rest][:at_most])
+    return sorted(point.n for point in [*firsts, *rest][:at_most])
 
 
 def _difference(expected: Any, seen: Any) -> str:

@@ -5,6 +5,7 @@ on standard input, answers go to standard output; `tests.kill.launcher` is the o
 """
 
 import faulthandler
+import gc
 import json
 import logging
 import os
@@ -37,6 +38,8 @@ def serve() -> None:
     for name in (*_PRELOADED, *(module.name for module in pkgutil.walk_packages(tasks.__path__, "tasks."))):
         with suppress(ImportError):
             import_module(name)
+    # What the collector does not look at stays shared with the forked processes.
+    gc.freeze()
     for line in sys.stdin:
         request = json.loads(line)
         for name in request["modules"]:

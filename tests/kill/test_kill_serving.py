@@ -64,7 +64,7 @@ def nothing_serves(world: World) -> None:
     assert open_pools == []
 
 
-SERVES = all_of(one_pool_serves, node_locks_are_free, one_lease_at_most)
+SERVES = all_of(one_pool_serves, node_locks_are_free(f"{RUN}-keeper.lock"), one_lease_at_most)
 
 
 def test_start_survives_a_kill_at_its_points(provisioned: World) -> None:

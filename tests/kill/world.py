@@ -149,13 +149,9 @@ class World:
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def files(self, *parts: str) -> dict[str, str]:
-        """Every file below a folder of this world, as a path relative to it, with its SHA-256."""
+        """All below a folder of this world: path relative to it, to the SHA-256 of a file, or what it is."""
         top = self.root.joinpath(*parts)
-        return {
-            str(path.relative_to(top)): hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in sorted(top.rglob("*"))
-            if path.is_file() and not path.is_symlink()
-        }
+        return {str(path.relative_to(top)): _content(path) for path in sorted(top.rglob("*"))}
 
     def _alone_in_the_ledger(self) -> psycopg.Connection[Any]:
         """A superuser's connection; the sessions of killed clients, which the server still serves, end."""
@@ -165,6 +161,12 @@ class World:
             "where datname = current_database() and pid <> pg_backend_pid()"
         )
         return connection
+
+
+def _content(path: Path) -> str:
+    if path.is_symlink():
+        return f"a link to {path.readlink()}"
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "a folder"
 
 
 @dataclass(frozen=True)

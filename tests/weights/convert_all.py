@@ -1,6 +1,7 @@
-"""Make the tiny checkpoints and convert each with every scheme, in one process: importing the libraries takes longest.
+"""Make the tiny checkpoints and convert each with every scheme.
 
-Run in the converting environment: `python convert_all.py FOLDER` fills FOLDER/base and FOLDER/made/NAME-SCHEME.
+In one process, because importing the libraries takes longest. Run in the converting environment:
+`python convert_all.py FOLDER` fills FOLDER/base and FOLDER/made/NAME-SCHEME.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""The real converter on tiny checkpoints of every architecture, and the stage around it: killed, shared, repeated."""
+"""The real converter on tiny checkpoints of every architecture; its stage killed, shared, repeated."""
 
 import json
 import shutil
