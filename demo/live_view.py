@@ -18,7 +18,8 @@ from tasks.cli.status import stages_of
 from tasks.ledger import Ledger
 from tasks.stages import STAGES
 
-TASKS = ("freeze", *STAGES, "judge")"""In the order of the story."""
+TASKS = ("freeze", *STAGES, "judge")
+"""In the order of the story."""
 
 _COLOURS = {
     "success": "green",

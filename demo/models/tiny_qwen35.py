@@ -42,10 +42,10 @@ SHAPE = {
     "linear_value_head_dim": 128,
     "max_position_embeddings": 2048,
     "tie_word_embeddings": True,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
 }
 SEED = 35
-STEPS = int(os.environ.get("TRY_STEPS", "320"))
+STEPS = 160
 BATCH = 4  # sequences a step
 LENGTH = 128  # tokens a sequence
 WARM_UP_STEPS = 20

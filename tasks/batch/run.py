@@ -140,12 +140,15 @@ def submission(run: Run, epoch: int, settings: Settings) -> SparkSubmission:
         )
     # Rows pass the JVM and are not computed on there: its optimizing compiler took 17 of 45 CPU-seconds of a
     # short application and brought nothing back.
-    java = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData -Djava.io.tmpdir={_scratch(run, settings)}"
+    java = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
+    scratch = _scratch(run, settings)
     conf = {
         "spark.master": settings.spark_master,
         "spark.driver.memory": settings.spark_driver_memory,
-        "spark.driver.extraJavaOptions": f"{java} -Dlog4j2.configurationFile=file:{_LOG4J2}",
-        "spark.local.dir": str(_scratch(run, settings)),
+        "spark.driver.extraJavaOptions": (
+            f"{java} -Djava.io.tmpdir={scratch} -Dlog4j2.configurationFile=file:{_LOG4J2}"
+        ),
+        "spark.local.dir": str(scratch),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.eventLog.enabled": "false",

@@ -21,7 +21,7 @@ from tasks.errors import Unavailable
 Connection = psycopg.Connection[dict[str, Any]]
 
 _OPTIONS = "-c search_path=ledger,public -c statement_timeout=60s -c lock_timeout=30s -c timezone=UTC"
-_NOTICE_A_DEAD_NETWORK = {
+_NOTICE_A_DEAD_NETWORK: dict[str, Any] = {
     "keepalives_idle": 15,
     "keepalives_interval": 5,
     "keepalives_count": 3,

@@ -59,7 +59,7 @@ def test_a_run_that_is_killed_goes_on_and_asks_no_row_twice_beyond_the_bound(wor
         world.run("one", spec, pool.registry)
         world.execute("prepare", "one")
         with the_stage_run(world) as stage:
-            wait_until(lambda: sum(pool.answered.values()) > 300, deadline_s=300)
+            wait_until(lambda: sum(pool.answered.values()) > 300, deadline_s=600)
             assert_workers_have_no_secret_and_no_ledger(world)
             before = sum(pool.answered.values())
             if victim == "stage":
