@@ -103,7 +103,7 @@ class Airflow:
         """A REST client, logged in as `admin`; close it, or use it in a `with`."""
         return AirflowApi(self.url, ADMIN, self.password)
 
-    def start(self, *, deadline_s: float = 300.0) -> None:
+    def start(self, *, deadline_s: float = 600.0) -> None:
         """Bring the database's schema up to date, start the services, return when all are healthy.
 
         Services that run with the same configuration are kept.

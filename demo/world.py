@@ -137,7 +137,7 @@ class World:
                 "max_model_len": 2048,
                 "max_num_seqs": 32,
                 "max_num_batched_tokens": 2048,
-                "dtype": "bfloat16",
+                "dtype": _fastest_dtype(),
                 "kv_cache_memory_mb": 512,
                 "enforce_eager": True,
             },
@@ -154,3 +154,9 @@ class World:
     @property
     def _ledger_url_file(self) -> Path:
         return self.pipeline / "ledger-url"
+
+
+def _fastest_dtype() -> str:
+    """Of this CPU: without instructions for bfloat16 torch multiplies it six times slower than float32."""
+    flags = set(Path("/proc/cpuinfo").read_text().split())
+    return "bfloat16" if flags & {"avx512_bf16", "amx_bf16"} else "float32"

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from demo import prompt_sources
-from demo.models import corpus as corpus_module
 from demo.models import qwen_rules
 from demo.models.corpus import END, END_OF_TEXT, SPECIAL_TOKENS, Corpus, corpus
 from demo.models.folder import build_once, sha256_of, write_json
+from demo.models.muon import Muon
 
 VOCABULARY = 2048
 # All inputs of linear layers divide by 128, so that every group size of the converters fits; linear heads
@@ -49,8 +49,8 @@ STEPS = 160
 BATCH = 4  # sequences a step
 LENGTH = 128  # tokens a sequence
 WARM_UP_STEPS = 20
-MATRIX_RATE = 0.02  # Muon's
-OTHER_RATE = 4e-3  # AdamW's: embeddings, norms, convolutions
+MATRIX_RATE = 0.02
+OTHER_RATE = 4e-3  # embeddings, norms, convolutions
 THREADS = 2
 
 CHAT_TEMPLATE = """\
@@ -86,14 +86,12 @@ that knows only how frequent each token is has {unigram_perplexity:.0f}, one tha
 
 def build(out: Path) -> bool:
     """Make the model at `out`; False when it is already there, whole."""
-    sources = [
-        Path(__file__),
-        *(Path(str(module.__file__)) for module in (prompt_sources, corpus_module, qwen_rules)),
-    ]
+    here = Path(__file__)
+    recipe = [here, *(here.with_name(name) for name in ("corpus.py", "muon.py", "qwen_rules.py"))]
     inputs = {
         "python": platform.python_version(),
         **{package: version(package) for package in ("torch", "transformers", "tokenizers", "safetensors")},
-        **{source.name: sha256_of(source) for source in sources},
+        **{source.name: sha256_of(source) for source in [*recipe, Path(prompt_sources.__file__)]},
     }
     return build_once(out, inputs, _write_model)
 
@@ -160,42 +158,38 @@ def _train(model: Any, tokens: Any) -> None:
     import torch
     from torch.nn.functional import cross_entropy
 
-    optimizers = _optimizers(model)
+    matrices, others = _parameters(model)
+    muon = Muon(matrices)
+    adamw = torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0)
     chance = torch.Generator().manual_seed(SEED)
     model.train()
     for step in range(STEPS):
-        rate = min(1.0, (step + 1) / WARM_UP_STEPS) * (1 - 0.95 * step / STEPS)
+        share = min(1.0, (step + 1) / WARM_UP_STEPS) * (1 - 0.95 * step / STEPS)
         starts = torch.randint(len(tokens) - LENGTH, (BATCH,), generator=chance)
         batch = torch.stack([tokens[start : start + LENGTH + 1] for start in starts])
         logits = model(input_ids=batch[:, :-1], use_cache=False).logits
         loss = cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = group["initial_lr"] * rate
-            optimizer.step()
-            optimizer.zero_grad()
+        muon.step(MATRIX_RATE * share)
+        for group in adamw.param_groups:
+            group["lr"] = OTHER_RATE * share
+        adamw.step()
+        model.zero_grad()
         if step % 40 == 0 or step == STEPS - 1:
             print(f"step {step + 1}/{STEPS}: loss {loss.item():.2f}", file=sys.stderr, flush=True)
     model.eval()
 
 
-def _optimizers(model: Any) -> list[Any]:
-    """Muon learns the matrices in half the steps that AdamW takes; it is not for the other parameters."""
-    from torch.optim import AdamW, Muon
-
+def _parameters(model: Any) -> tuple[list[Any], list[Any]]:
+    """The matrices that Muon learns, and all others."""
     named = list(model.named_parameters())
-    matrices = [value for name, value in named if value.ndim == 2 and "embed" not in name]
-    others = [value for name, value in named if value.ndim != 2 or "embed" in name]
-    optimizers = [
-        Muon(matrices, lr=MATRIX_RATE, weight_decay=0.0),
-        AdamW(others, lr=OTHER_RATE, betas=(0.9, 0.95), weight_decay=0.0),
-    ]
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["initial_lr"] = group["lr"]
-    return optimizers
+    matrices = [value for name, value in named if _is_matrix(name, value)]
+    return matrices, [value for name, value in named if not _is_matrix(name, value)]
+
+
+def _is_matrix(name: str, value: Any) -> bool:
+    return value.ndim == 2 and min(value.shape) > 1 and "embed" not in name
 
 
 def _perplexity(model: Any, tokens: Any) -> float:

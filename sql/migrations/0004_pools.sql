@@ -24,7 +24,7 @@ create table ledger.pool (
     constraint a_started_pool_has_a_keeper check ((started_at is null) = (pid is null))
 );
 
-comment on table ledger.pool is 'One keeper''s pool. Another keeper means another pool, with a key of its own.';
+comment on table ledger.pool is 'One keeper''s pool. Another keeper means another pool, with its own key.';
 comment on column ledger.pool.slots is 'What the workers get, in order, as provision handed it on.';
 comment on column ledger.pool.registry is 'Where the keeper answers who is ready.';
 
@@ -50,9 +50,9 @@ create table ledger.pool_worker (
     primary key (pool_id, worker_id, attempt)
 );
 
-comment on table ledger.pool_worker is 'One start of one worker in its slot; a replacement is the next attempt.';
-comment on column ledger.pool_worker.command is 'Its command line; the key is in the environment, never here.';
-comment on column ledger.pool_worker.ports is 'The block that this attempt may use.';
+comment on table ledger.pool_worker is 'One start of one worker in its slot; the next attempt replaces it.';
+comment on column ledger.pool_worker.command is 'Its command line; the key is in the environment.';
+comment on column ledger.pool_worker.ports is 'The block that it may use.';
 
 create table ledger.pool_worker_change (
     change_id bigint generated always as identity primary key,

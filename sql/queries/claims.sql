@@ -67,13 +67,13 @@ where run_id = :run_id and epoch = :epoch and ended_at is null;
 insert into progress (run_id, stage, epoch, done, total, unit, detail)
 values (:run_id, :stage, :epoch, :done, :total, :unit, :detail)
 on conflict (run_id, stage) do update
-set
-    epoch = excluded.epoch,
-    done = excluded.done,
-    total = excluded.total,
-    unit = excluded.unit,
-    detail = excluded.detail,
-    updated_at = clock_timestamp();
+    set
+        epoch = excluded.epoch,
+        done = excluded.done,
+        total = excluded.total,
+        unit = excluded.unit,
+        detail = excluded.detail,
+        updated_at = clock_timestamp();
 
 -- name: facts_of$
 -- What the newest successful claim of a stage found; null when it never succeeded.

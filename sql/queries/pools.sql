@@ -122,26 +122,6 @@ select
     evidence
 from changed;
 
--- name: workers_of_pool
--- Every attempt, the newest of each worker last.
-select
-    worker_id,
-    attempt,
-    command,
-    log,
-    lower(ports) as first_port,
-    upper(ports) as end_port,
-    state,
-    evidence,
-    host,
-    boot_id,
-    pid,
-    start_ticks,
-    changed_at
-from pool_worker
-where pool_id = :pool_id
-order by worker_id asc, attempt asc;
-
 -- name: workers_of_run
 -- Every attempt of every pool that the run ever had.
 select

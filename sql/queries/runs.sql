@@ -51,9 +51,10 @@ select distinct on (claim.stage)
     progress.unit,
     progress.detail
 from claim
-left join progress on
-    claim.run_id = progress.run_id
-    and claim.stage = progress.stage
-    and claim.epoch = progress.epoch
+left join progress
+    on
+        claim.run_id = progress.run_id
+        and claim.stage = progress.stage
+        and claim.epoch = progress.epoch
 where claim.run_id = :run_id
 order by claim.stage asc, claim.epoch desc;

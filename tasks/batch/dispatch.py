@@ -254,8 +254,9 @@ class Dispatcher:
         self._held.append(result)
         if len(self._held) >= _REFUSALS_OF_ALL:
             raise StageFailed(
-                f"the first {len(self._held)} rows were refused and none was answered; the last one "
-                f"because: {message}. No row is recorded as failed: see whether the workers serve what the batch asks for"
+                f"the first {len(self._held)} rows were refused and none was answered; the last one because: "
+                f"{message}. No row is recorded as failed: see whether the workers serve what the batch asks "
+                f"for"
             )
 
     def _believe_refusals(self) -> None:

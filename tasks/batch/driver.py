@@ -54,6 +54,7 @@ def main(arguments: Sequence[str]) -> int:
     logging.basicConfig(
         level=settings.log_level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
+    logging.getLogger("py4j").setLevel(logging.WARNING)
     _end_with_parent()
     try:
         with Ledger(settings.database_url(), settings.sql) as ledger:

@@ -142,8 +142,8 @@ def _explained(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise StageFailed(
-            f"finished rows cannot be written to {folder}: {error.strerror or error}. What was written before "
-            f"is kept; make room there, then run the stage run again"
+            f"finished rows cannot be written to {folder}: {error.strerror or error}. What was written "
+            f"before is kept; make room there, then run the stage run again"
         ) from error
 
 

@@ -99,8 +99,8 @@ class Serving(_Part):
     """Sequences that one worker decodes at once."""
     max_num_batched_tokens: int = Field(default=8192, ge=16)
     """Tokens of one engine step: how much prefill is mixed into decoding."""
-    dtype: Literal["auto", "bfloat16", "float16"] = "auto"
-    """Of activations; `auto` is what the checkpoint says."""
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    """Of activations; `auto` is what the checkpoint says. `float32` on a CPU without bfloat16 instructions."""
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     """`fp8` halves the KV cache; on Ampere it saves memory only."""
     kv_cache_memory_mb: int | None = Field(default=None, ge=16)

@@ -37,4 +37,4 @@ def reap() -> dict[str, Any]:
     from tasks.reap import reap as reap_now
 
     report = reap_now(deployment.current())
-    return {"changed": report.changed, "message": str(report)}
+    return {"changed": bool(report.reaped), "message": report.message}

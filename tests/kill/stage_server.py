@@ -30,11 +30,6 @@ _PRELOADED = (
 def serve() -> None:
     """Answer requests until standard input ends."""
     points.install()
-    import types
-
-    _m = types.ModuleType("tasks.batch.submit")
-    _m.submit_child = None
-    sys.modules.setdefault("tasks.batch.submit", _m)  # DEV
     for name in (*_PRELOADED, *(module.name for module in pkgutil.walk_packages(tasks.__path__, "tasks."))):
         with suppress(ImportError):
             import_module(name)

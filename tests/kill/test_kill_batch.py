@@ -110,15 +110,17 @@ def ids_of(path: Path) -> list[str]:
 
 
 def test_prepare_survives_a_kill_at_every_point(downloaded: World) -> None:
-    report = kill_everywhere(stage("prepare", RUN), downloaded, check=after_a_stage, picture=answers)
-    assert report.kinds["replace"] >= 4  # the part and the manifest, before and after
+    report = kill_everywhere(
+        stage("prepare", RUN), downloaded, check=after_a_stage, picture=answers, at_most=18
+    )
+    assert report.kinds["replace"] >= 2  # before and after
     assert answers(downloaded)["batches"][0]["rows"] == ROWS
 
 
 def test_prepare_adopts_what_a_killed_run_left_once_wherever_it_is_killed(downloaded: World) -> None:
     assert downloaded.run(stage("prepare", RUN)).succeeded
     answer(downloaded, ROWS, registered=False)
-    kill_everywhere(stage("prepare", RUN), downloaded, check=after_a_stage, picture=answers)
+    kill_everywhere(stage("prepare", RUN), downloaded, check=after_a_stage, picture=answers, at_most=8)
     assert [segment["rows"] for segment in answers(downloaded)["segments"]] == [ROWS]
 
 
@@ -147,7 +149,7 @@ def test_publish_mends_a_damaged_file_wherever_it_is_killed(downloaded: World) -
         downloaded,
         check=all_of(after_a_stage, published_is_whole),
         picture=answers,
-        at_most=12,
+        at_most=8,
     )
 
 

@@ -88,7 +88,12 @@ def test_the_start_of_a_run_survives_a_kill_at_every_point(connected: World) -> 
 def test_download_and_then_convert_survive_a_kill_at_every_point(started: World) -> None:
     for action in (DOWNLOAD, CONVERT):
         kill_everywhere(
-            action, started, check=after_a_stage, meanwhile=nothing_half_made_is_visible, picture=store
+            action,
+            started,
+            check=after_a_stage,
+            meanwhile=nothing_half_made_is_visible,
+            picture=store,
+            at_most=22,
         )
     releases = started.rows("select release_id, files from release")
     assert len(releases) == 1
@@ -98,7 +103,7 @@ def test_download_mends_a_changed_file_wherever_it_is_killed(started: World) -> 
     assert started.run(DOWNLOAD).succeeded, started.log()
     (config,) = started.settings.store.glob("downloads/*/*/config.json")
     config.write_text("changed behind the pipeline's back")
-    report = kill_everywhere(DOWNLOAD, started, check=after_a_stage, picture=store, at_most=16)
+    report = kill_everywhere(DOWNLOAD, started, check=after_a_stage, picture=store, at_most=12)
     assert any(point.kind == "renameat2" for point in report.points)
     nothing_half_made_is_visible(started)
 

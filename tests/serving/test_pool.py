@@ -144,7 +144,7 @@ def test_the_pool_ends_when_its_lease_does_with_the_database_gone(world: World, 
         keeper = world.pool().keeper
         assert keeper is not None
         forwarder.fail(how)
-        wait_for("the pool ended", lambda: not world.processes(), within_s=12)
+        wait_for("the pool ended", lambda: not world.processes(), within_s=60)
     log = (world.settings.logs / "run-1" / "keeper.log").read_text()
     assert "the lease expires and could not be renewed" in log
     (world.home / "ledger").write_text(world.url)
@@ -164,7 +164,7 @@ def test_the_keeper_renews_the_lease(world: World) -> None:
 def test_a_keeper_whose_claim_was_taken_ends_its_pool(world: World) -> None:
     world.execute("start")
     take(world.ledger, "run-1", "keeper", frozenset({"keeper"}))
-    wait_for("everything ended", lambda: not world.processes(), within_s=15)
+    wait_for("everything ended", lambda: not world.processes(), within_s=60)
 
 
 def test_a_keeper_ends_its_pool_when_the_run_is_closed(world: World) -> None:
@@ -172,7 +172,7 @@ def test_a_keeper_ends_its_pool_when_the_run_is_closed(world: World) -> None:
 
     world.execute("start")
     close(world.ledger, "run-1", "failed")
-    wait_for("everything ended", lambda: not world.processes(), within_s=15)
+    wait_for("everything ended", lambda: not world.processes(), within_s=60)
 
 
 def test_a_bad_flag_is_the_users_error_and_leaves_nothing(world: World) -> None:

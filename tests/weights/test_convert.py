@@ -143,7 +143,7 @@ def test_what_a_killed_attempt_left_is_removed(world: World) -> None:
     assert world.staging() == []
 
 
-def test_two_runs_that_want_one_release_make_it_once(world: World) -> None:
+def test_two_runs_at_once_both_end_with_the_one_release(world: World) -> None:
     world.start("run-1")
     world.start("run-2")
     world.execute("download")
