@@ -4,18 +4,12 @@ Run as a file and with -P, so that neither this folder nor the current one is on
 """
 
 import gc
-import sys
 
 
 def main() -> None:
     # Importing Airflow makes a million objects that stay. Looking for garbage among them again and again is
     # an eighth of the processor time of a start.
     gc.set_threshold(50_000, 20, 50)
-    if sys.argv[1] == "scheduler":
-        # The LocalExecutor forks its workers from the scheduler: what is imported here need not be imported
-        # by each of them at its first task.
-        import airflow.sdk.execution_time.supervisor
-        import airflow.sdk.execution_time.task_runner
     from airflow.__main__ import main as airflow
 
     airflow()

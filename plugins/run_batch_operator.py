@@ -6,7 +6,7 @@ from typing import Any
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from pipeline_tasks import RETRIES, RETRY_DELAY, give_up_or_retry
 
-from tasks.errors import StageError, StageFailed
+from tasks.errors import StageError
 from tasks.spark import SparkSubmission
 from tasks.stages import STAGES
 
@@ -39,19 +39,20 @@ class RunBatchOperator(SparkSubmitOperator):
     def _submit(self, context: Any, submission: SparkSubmission) -> None:
         from airflow.sdk.exceptions import AirflowException
 
+        from tasks.batch.submit import failure
+
         self.name = submission.name
         self.application = str(submission.application)
         self.application_args = list(submission.arguments)
         self.conf = dict(submission.conf)
+        self._spark_binary = str(submission.binary)
         self._clean_environment = dict(submission.environment)
-        self.spark_binary = str(submission.binary)
         try:
             super().execute(context)
         except AirflowException as error:
-            raise StageFailed(f"the Spark application ended with an error: {error}") from None
+            raise failure(str(error).splitlines(), f"the Spark application failed: {error}") from None
 
     def _get_hook(self) -> Any:
         hook = super()._get_hook()
-        hook.spark_binary = self.spark_binary
         hook.submit = partial(hook.submit, env=self._clean_environment)
         return hook

@@ -53,18 +53,22 @@ def submit_child(submission: SparkSubmission) -> None:
         raise _failure(status, submission.log, before)
 
 
+def failure(lines: list[str], otherwise: str) -> errors.StageError:
+    """The typed error that the driver told of in its output, or a `StageFailed` with `otherwise`."""
+    told = [line.partition(FAILURE)[2] for line in lines if FAILURE in line]
+    if not told:
+        return StageFailed(otherwise)
+    name, _, message = told[-1].partition(": ")
+    kind = getattr(errors, name, StageFailed)
+    return kind(message) if issubclass(kind, errors.StageError) else StageFailed(told[-1])
+
+
 def _failure(status: int, log_file: Path, start: int) -> errors.StageError:
     with log_file.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(start, size - _READ_BYTES))
         lines = file.read().decode("utf-8", "replace").splitlines()
-    told = [line.removeprefix(FAILURE) for line in lines if line.startswith(FAILURE)]
-    if told:
-        name, _, message = told[-1].partition(": ")
-        kind = getattr(errors, name, StageFailed)
-        return kind(message) if issubclass(kind, errors.StageError) else StageFailed(told[-1])
-    shown = "\n".join(line for line in lines if line.strip() and not line.startswith(("\tat ", "  ")))
-    last = "\n".join(shown.splitlines()[-_SHOWN_LINES:]) or "(it printed nothing)"
-    return StageFailed(
-        f"the Spark application ended with status {status}; the end of its log {log_file}:\n{last}"
-    )
+    shown = [line for line in lines if line.strip() and not line.startswith(("\tat ", "  "))]
+    last = "\n".join(shown[-_SHOWN_LINES:]) or "(it printed nothing)"
+    otherwise = f"the Spark application ended with status {status}; the end of its log {log_file}:\n{last}"
+    return failure(lines, otherwise)

@@ -17,7 +17,7 @@ from pathlib import Path
 from psycopg.types.json import Jsonb
 
 from tasks.contract import Context, Outcome
-from tasks.errors import StageFailed
+from tasks.errors import Busy, StageFailed
 from tasks.node import lock
 from tasks.weights import conversion, recipes, store, tensors
 from tasks.weights.store import Manifest
@@ -87,13 +87,13 @@ def apply(plan: Plan, context: Context) -> None:
         Busy: another run makes the same release and took too long.
     """
     release_id = _release_id(context)
-    lock_file = context.settings.locks / f"release-{release_id}.lock"
     purpose = f"making of release {release_id} for run {context.run.run_id}"
-    with lock.held(lock_file, purpose, context.settings.weights_wait_s):
+    with lock.held(_lock_file(release_id, context), purpose, context.settings.weights_wait_s):
         plan = _plan_again(context)
         for leftover in plan.leftovers:
             store.remove(leftover)
         if not plan.whole:
+            _sweep(release_id, context)
             _make(plan, context)
             plan = _plan_again(context)
         if plan.manifest is not None and not plan.recorded:
@@ -137,6 +137,21 @@ def _make(plan: Plan, context: Context) -> None:
         store.publish(release, plan.folder, store.MANIFEST, manifest, context.settings)
     finally:
         store.remove(work)
+
+
+def _sweep(but: str, context: Context) -> None:
+    """Remove what killed attempts at other releases left: whoever lives holds the lock of its release."""
+    for folder in sorted((context.settings.store / "staging").glob("*.*")):
+        release_id = folder.name.rpartition(".")[0]
+        if release_id == but or not (folder / "release").exists():
+            continue
+        try:
+            with lock.held(
+                _lock_file(release_id, context), "removal of what a killed attempt left", wait_s=0
+            ):
+                store.remove(folder)
+        except Busy:
+            continue
 
 
 def _mend(plan: Plan, manifest: Manifest, base: Path, base_manifest: Manifest, release: Path) -> bool:
@@ -220,6 +235,10 @@ def _recorded(context: Context) -> str | None:
 
 def _hash_of(manifest: Manifest) -> str:
     return hashlib.sha256(manifest.dumps().encode()).hexdigest()
+
+
+def _lock_file(release_id: str, context: Context) -> Path:
+    return context.settings.locks / f"release-{release_id}.lock"
 
 
 def _release_id(context: Context) -> str:

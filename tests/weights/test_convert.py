@@ -143,6 +143,19 @@ def test_what_a_killed_attempt_left_is_removed(world: World) -> None:
     assert world.staging() == []
 
 
+def test_what_killed_attempts_at_other_releases_left_is_removed_but_not_what_lives(world: World) -> None:
+    world.start()
+    world.execute("download")
+    dead, living = (world.home / "store/staging" / f"other-{name}-awq-1.x" for name in ("dead", "living"))
+    for folder in (dead, living):
+        (folder / "release").mkdir(parents=True)
+
+    with lock.held(world.settings.locks / f"release-{living.stem}.lock", "making of it", 0):
+        world.execute("convert")
+
+    assert world.staging() == [living.name]
+
+
 def test_two_runs_at_once_both_end_with_the_one_release(world: World) -> None:
     world.start("run-1")
     world.start("run-2")
