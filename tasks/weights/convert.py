@@ -143,8 +143,8 @@ def _sweep(but: str, context: Context) -> None:
     """Remove what killed attempts at other releases left: whoever lives holds the lock of its release."""
     for folder in sorted((context.settings.store / "staging").glob("*.*")):
         release_id = folder.name.rpartition(".")[0]
-        if release_id == but or not (folder / "release").exists():
-            continue
+        if release_id == but or folder.name.startswith(store.DOWNLOAD_STAGING):
+            continue  # a partial download is worth keeping: the next attempt goes on from it
         try:
             with lock.held(
                 _lock_file(release_id, context), "removal of what a killed attempt left", wait_s=0

@@ -302,4 +302,4 @@ def _staging(context: Context) -> Path:
 
 
 def _staging_folder(settings: Settings, repo: str, commit: str) -> Path:
-    return settings.store / "staging" / f"download-{repo.replace('/', '--')}-{commit}"
+    return settings.store / "staging" / f"{store.DOWNLOAD_STAGING}{repo.replace('/', '--')}-{commit}"

@@ -32,6 +32,9 @@ MANIFEST = "manifest.json"
 DOWNLOAD_MANIFEST = ".manifest.json"
 """Dotted, because a repository may hold a `manifest.json` of its own; its dotted files are never fetched."""
 
+DOWNLOAD_STAGING = "download-"
+"""Begins the name of a download's staging folder; a release's is RELEASE_ID.ATTEMPT."""
+
 _CHUNK_BYTES = 4 * 2**20
 """Large enough that hashing lets other threads run (hashlib releases the lock), small enough for the
 processor's cache."""

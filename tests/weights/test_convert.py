@@ -162,7 +162,7 @@ def test_two_runs_at_once_both_end_with_the_one_release(world: World) -> None:
     world.execute("download")
 
     with world.executing("convert", "run-1") as one, world.executing("convert", "run-2") as other:
-        said = outputs([one, other])
+        said = outputs([one, other], timeout_s=300)
 
     assert "changed\n" in said
     inode = release_of(world, "run-1").stat().st_ino

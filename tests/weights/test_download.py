@@ -277,7 +277,7 @@ def test_two_runs_that_want_one_download_fetch_it_once(world: World) -> None:
     world.start("run-2")
 
     with world.executing("download", "run-1") as one, world.executing("download", "run-2") as other:
-        said = outputs([one, other])
+        said = outputs([one, other], timeout_s=300)
 
     assert sorted(world.fetched()) == sorted(FETCHED)
     assert "changed\n" in said
