@@ -36,13 +36,10 @@ class Count:
 def count(prompts: Path, answers: Path, id_column: str = "row_id") -> Count:
     """Compare the ids of the input with those of the published answers."""
     asked = Counter(map(str, pq.read_table(prompts, columns=[id_column])[id_column].to_pylist()))
-    manifest = json.loads((answers / "manifest.json").read_text())
     got: Counter[str] = Counter()
     answered = 0
-    for entry in manifest["files"]:
-        if not entry["path"].endswith(".parquet"):
-            continue
-        table = pq.read_table(answers / entry["path"], columns=["id", "status"])
+    for path in answer_files(answers):
+        table = pq.read_table(path, columns=["id", "status"])
         got.update(map(str, table["id"].to_pylist()))
         answered += sum(status != "failed" for status in table["status"].to_pylist())
     return Count(
@@ -53,6 +50,13 @@ def count(prompts: Path, answers: Path, id_column: str = "row_id") -> Count:
         unasked=tuple(sorted(got.keys() - asked.keys())),
         twice=tuple(sorted(name for name, times in (asked | got).items() if times > 1)),
     )
+
+
+def answer_files(answers: Path) -> list[Path]:
+    """The parquet files of the version that the manifest names: what a reader of the answers reads."""
+    manifest = json.loads((answers / "manifest.json").read_text())
+    names = [entry["name"] for entry in manifest["files"] if entry["name"].endswith(".parquet")]
+    return [answers / manifest["version"] / name for name in names]
 
 
 def main() -> int:

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow.parquet as pq
 from rich.console import Console
 
-from demo.check import Count, count
+from demo.check import Count, answer_files, count
 from demo.children import write_private
 from demo.world import REPOSITORY, World
 from tasks.cli.report import report
@@ -63,7 +63,7 @@ def _counts(counted: Count) -> dict[str, int]:
 
 def _tokens(answers: Path) -> dict[str, int]:
     totals = {"prompt_tokens": 0, "completion_tokens": 0}
-    for path in _answer_files(answers):
+    for path in answer_files(answers):
         table = pq.read_table(path, columns=list(totals))
         for name in totals:
             totals[name] += sum(value or 0 for value in table[name].to_pylist())
@@ -74,16 +74,11 @@ def _samples(world: World) -> list[tuple[str, str]]:
     rows = pq.read_table(world.prompts / "prompts.parquet", columns=["row_id", "prompt"]).to_pylist()
     asked = {row["row_id"]: row["prompt"] for row in rows}
     found = []
-    for path in _answer_files(world.answers):
+    for path in answer_files(world.answers):
         table = pq.read_table(path, columns=["id", "answer"]).to_pylist()
         found += [(asked[row["id"]], row["answer"]) for row in table if row["answer"]]
     step = max(1, len(found) // _SHOWN_ANSWERS)
     return found[::step][:_SHOWN_ANSWERS]
-
-
-def _answer_files(answers: Path) -> list[Path]:
-    files = json.loads((answers / "manifest.json").read_text())["files"]
-    return [answers / entry["path"] for entry in files if entry["path"].endswith(".parquet")]
 
 
 def _relative(path: Path) -> str:
