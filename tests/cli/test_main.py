@@ -1,0 +1,135 @@
+"""The contract of the command line: exit statuses, one JSON object, no traceback for what a user can cause."""
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from tasks import settings as deployment
+from tasks.cli import main
+from tasks.ledger import Ledger
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A deployment without a ledger: bad input must be refused before one is asked."""
+    monkeypatch.setenv("QWEN_PIPELINE_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("QWEN_PIPELINE_LEDGER_URL", raising=False)
+    monkeypatch.delenv("QWEN_PIPELINE_LEDGER_URL_FILE", raising=False)
+    deployment.current.cache_clear()
+    yield tmp_path
+    deployment.current.cache_clear()
+
+
+@pytest.fixture
+def spec(home):
+    """A spec that is right, as a document to be spoilt."""
+    pq.write_table(pa.table({"row_id": ["a", "b"], "prompt": ["x", "y"]}), home / "prompts.parquet")
+    return {
+        "version": 1,
+        "model": {"repo": "local/nothing"},
+        "convert": {"scheme": "none"},
+        "layout": {"cpu": 1},
+        "serving": {"max_model_len": 256, "kv_cache_memory_mb": 64},
+        "batch": {
+            "input": str(home / "prompts.parquet"),
+            "output": str(home / "answers"),
+            "prompt": "prompt",
+            "sampling": {"max_tokens": 8},
+        },
+    }
+
+
+def write(home, document):
+    path = home / "spec.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return str(path)
+
+
+def unknown_field(document):
+    document["bacth"] = document["batch"]
+
+
+def negative_tokens(document):
+    document["batch"]["sampling"]["max_tokens"] = -1
+
+
+def missing_input(document):
+    document["batch"]["input"] += ".gone"
+
+
+def missing_column(document):
+    document["batch"]["prompt"] = "question"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "field"),
+    [
+        (unknown_field, "bacth"),
+        (negative_tokens, "batch.sampling.max_tokens"),
+        (missing_input, "batch.input"),
+        (missing_column, "batch.prompt"),
+    ],
+)
+def test_a_bad_spec_ends_with_2_and_names_the_field_before_anything_starts(home, spec, spoil, field, capsys):
+    spoil(spec)
+    before = set(home.rglob("*"))
+    assert main(["preflight", "--spec", write(home, spec), "--json"]) == 2
+    said = capsys.readouterr()
+    refusal = json.loads(said.out)
+    assert field in refusal["message"]
+    assert refusal["remedy"] == "user"
+    assert field in said.err
+    assert "Traceback" not in said.err
+    assert set(home.rglob("*")) - before == {home / "spec.yaml"}
+
+
+def test_without_a_ledger_a_good_spec_is_told_what_to_set(home, spec, capsys):
+    assert main(["preflight", "--spec", write(home, spec)]) == 2
+    assert "QWEN_PIPELINE_LEDGER_URL_FILE" in capsys.readouterr().err
+
+
+def test_a_stage_needs_a_spec_or_a_run(home, capsys):
+    assert main(["start"]) == 2
+    assert "--spec FILE, or --run NAME" in capsys.readouterr().err
+
+
+def test_a_wrong_setting_is_named(home, monkeypatch, capsys):
+    monkeypatch.setenv("QWEN_PIPELINE_LEASE_S", "soon")
+    assert main(["status"]) == 2
+    assert "QWEN_PIPELINE_LEASE_S" in capsys.readouterr().err
+
+
+def test_an_unknown_verb_ends_with_2(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["pulbish"])
+    assert ended.value.code == 2
+    assert "pulbish" in capsys.readouterr().err
+
+
+def test_a_ledger_that_does_not_answer_ends_with_4_and_shows_no_password(home, monkeypatch, capsys):
+    monkeypatch.setenv("QWEN_PIPELINE_LEDGER_URL", "postgresql://u:topsecret@127.0.0.1:1/none")
+    monkeypatch.setattr(Ledger.__init__, "__defaults__", (0.1,))
+    assert main(["status", "--json"]) == 4
+    said = capsys.readouterr()
+    assert json.loads(said.out)["remedy"] == "retry"
+    assert "cannot be reached" in said.err
+    assert "topsecret" not in said.out + said.err
+
+
+def test_status_of_an_empty_ledger_says_so(home, database_url, monkeypatch, capsys):
+    monkeypatch.setenv("QWEN_PIPELINE_LEDGER_URL", database_url)
+    assert main(["status"]) == 0
+    assert capsys.readouterr().out == "no run has been started yet\n"
+    assert main(["status", "--run", "nobody"]) == 2
+    assert "there is no run 'nobody'" in capsys.readouterr().err
+
+
+def test_a_second_migrate_has_nothing_to_do(home, empty_database_url, monkeypatch, capsys):
+    monkeypatch.setenv("QWEN_PIPELINE_LEDGER_URL", empty_database_url)
+    assert main(["migrate", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["applied"]) == 5
+    assert main(["migrate", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"applied": []}
