@@ -1,0 +1,1 @@
+"""Measurements that compare in one run; `make bench` runs them all."""
