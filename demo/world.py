@@ -130,7 +130,7 @@ class World:
             "version": 1,
             "tenant": "demo",
             "model": {"repo": self.repo, "revision": "main"},
-            "convert": {"scheme": self.scheme, "group_size": 64},
+            "convert": {"scheme": self.scheme, "group_size": 64, "calibration_tokens": 512},
             "node": "local",
             "layout": {"cpu": 2},
             "serving": {
