@@ -273,7 +273,7 @@ def test_too_many_failed_rows_publish_nothing_and_say_why(world, run_stage):
 
 def test_rows_not_started_are_published_only_where_the_spec_allows_and_as_a_version(world, run_stage):
     spec = world.spec(write_input(world.root / "in" / "p.parquet", IDS), limits={"max_tokens": 200})
-    with StandIn(world.key, workers=1, max_num_seqs=1, latency_s=0.05) as pool:
+    with StandIn(world.key, workers=1, max_num_seqs=1, latency_s=0.3) as pool:
         world.run("one", spec, pool.registry)
         world.execute("prepare", "one")
         done = run_stage("one")
