@@ -38,7 +38,7 @@ def main() -> int:
 
 def _up(world: World, console: Console, *, keep: bool) -> int:
     began = time.monotonic()
-    steps.interrupt_on_sigterm()
+    steps.interrupt_on_signals()
     ended_well = False
     try:
         airflow = steps.bring_up(world, console)

@@ -75,13 +75,17 @@ def take_down(world: World) -> list[str]:
     return [f"pid {process.pid}" for process in world.children.living()]
 
 
-def interrupt_on_sigterm() -> None:
-    """Make SIGTERM what Ctrl-C is, so that `timeout` and service managers end the demo as cleanly."""
+def interrupt_on_signals() -> None:
+    """Make SIGTERM what Ctrl-C is, so that `timeout` and service managers end the demo as cleanly.
+
+    SIGINT too: a shell starts what it puts into the background with SIGINT ignored.
+    """
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGTERM, interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupt)
 
 
 def _step(console: Console, name: str, act: Callable[[], str]) -> None:

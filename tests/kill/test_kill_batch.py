@@ -13,7 +13,7 @@ from tasks.batch.records import Result
 from tasks.batch.segments import SegmentWriter, attempt_prefix
 from tasks.ledger.claims import facts_of, take
 from tests.batch.world import tokenizer_folder, write_input
-from tests.kill.harness import Point, World, kill_everywhere, kill_in_a_row, stage
+from tests.kill.harness import Point, Violated, World, kill_everywhere, kill_in_a_row, stage
 from tests.kill.invariants import after_a_stage, all_of, manifest_agrees, without_drafts
 from tests.runs import a_spec
 
@@ -161,7 +161,9 @@ def test_publish_survives_being_killed_again_and_again(downloaded: World) -> Non
 
 
 @pytest.mark.xfail(
-    strict=True, reason="satisfied by the files alone, publish never records what it published"
+    strict=True,
+    raises=Violated,
+    reason="satisfied by the files alone, publish never records what it published",
 )
 def test_publish_is_recorded_wherever_it_is_killed(downloaded: World) -> None:
     assert downloaded.run(stage("prepare", RUN)).succeeded
@@ -171,7 +173,9 @@ def test_publish_is_recorded_wherever_it_is_killed(downloaded: World) -> None:
     )
 
 
-@pytest.mark.xfail(strict=True, reason="satisfied by the files in place, nobody removes the draft")
+@pytest.mark.xfail(
+    strict=True, raises=Violated, reason="satisfied by the files in place, nobody removes the draft"
+)
 def test_publish_leaves_no_draft_wherever_it_is_killed(downloaded: World) -> None:
     assert downloaded.run(stage("prepare", RUN)).succeeded
     answer(downloaded, ROWS, registered=True)
@@ -183,7 +187,9 @@ def test_publish_leaves_no_draft_wherever_it_is_killed(downloaded: World) -> Non
     )
 
 
-@pytest.mark.xfail(strict=True, reason="satisfied by the files in place, nobody removes the draft")
+@pytest.mark.xfail(
+    strict=True, raises=Violated, reason="satisfied by the files in place, nobody removes the draft"
+)
 def test_prepare_leaves_no_draft_wherever_it_is_killed(downloaded: World) -> None:
     kill_everywhere(
         stage("prepare", RUN), downloaded, check=after_a_stage, picture=everything, where=replaces

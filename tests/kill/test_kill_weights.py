@@ -9,7 +9,7 @@ import pytest
 
 from demo.hub import Hub
 from tests.batch.world import tokenizer_folder
-from tests.kill.harness import World, kill_everywhere, kill_in_a_row, stage
+from tests.kill.harness import Violated, World, kill_everywhere, kill_in_a_row, stage
 from tests.kill.invariants import after_a_stage, manifest_agrees, without_drafts
 from tests.kill.stage_actions import freezing
 from tests.runs import a_spec
@@ -114,7 +114,9 @@ def test_download_survives_being_killed_again_and_again(started: World) -> None:
 
 
 @pytest.mark.xfail(
-    strict=True, reason="satisfied by the files alone, download never notes what the branch was"
+    strict=True,
+    raises=Violated,
+    reason="satisfied by the files alone, download never notes what the branch was",
 )
 def test_what_a_branch_stood_for_is_known_wherever_download_is_killed(started: World) -> None:
     kill_everywhere(
