@@ -139,7 +139,7 @@ def test_a_keeper_that_hangs_is_replaced(world: World) -> None:
 def test_the_pool_ends_when_its_lease_does_with_the_database_gone(world: World, how: str) -> None:
     with Forwarder(world.url) as forwarder:
         (world.home / "ledger").write_text(forwarder.url)
-        world.configure(lease_s=4.0, lease_renew_s=0.5, stop_grace_s=1.0)
+        world.configure(lease_s=12.0, lease_renew_s=0.5, stop_grace_s=1.0)
         world.execute("start")
         keeper = world.pool().keeper
         assert keeper is not None
