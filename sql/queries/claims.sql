@@ -11,8 +11,8 @@ for update;
 update run
 set
     last_epoch = last_epoch + 1,
-    closed_at = null,
-    verdict = null
+    closed_at = case when :reopens then null else closed_at end,
+    verdict = case when :reopens then null else verdict end
 where run_id = :run_id
 returning last_epoch;
 

@@ -22,6 +22,10 @@ Outcome = Literal["done", "nothing to do", "failed"]
 
 _CLAIM_HAS_ENDED = "QP001"
 
+_KEEPS_CLOSED = frozenset({"reap"})
+"""A closed run is open again once somebody works for it; giving back what it held is no work. Killed in the
+middle, it would leave the run open, and its lease with it."""
+
 
 @dataclass(frozen=True)
 class Claim:
@@ -119,7 +123,7 @@ def take(
         queries = ledger.queries
         if queries.lock_run(connection, run_id=run_id) is None:
             raise InputError(f"there is no run {run_id!r} in the ledger")
-        epoch = queries.next_epoch(connection, run_id=run_id)
+        epoch = queries.next_epoch(connection, run_id=run_id, reopens=stage not in _KEEPS_CLOSED)
         fenced = list(
             queries.fence(
                 connection,

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from tasks.ledger import close
+from tasks.ledger import close, take
+from tasks.serving import pools
+from tasks.serving.pools import Wanted
 from tasks.settings import REPOSITORY
 from tests.kill.harness import Violated, World, kill_everywhere, stage
 from tests.kill.invariants import (
@@ -96,10 +98,12 @@ def test_stop_survives_a_kill_at_its_points(provisioned: World) -> None:
     reason="its claim opens a closed run; killed before it closes it again, it leaves the lease held",
 )
 def test_reap_survives_a_kill_at_its_points(provisioned: World) -> None:
-    assert provisioned.run(stage("start", RUN)).succeeded, provisioned.log()
+    (lease,) = provisioned.rows("select lease_id from lease")
+    wanted = Wanted("tiny-none-0123456789ab", provisioned.root / "release", (), lease["lease_id"])
     with provisioned.ledger() as ledger:
+        keeping, _ = take(ledger, RUN, "keeper", frozenset({"keeper"}))
+        pools.intend(keeping, f"{RUN}.{keeping.epoch}", provisioned.settings.node, wanted)
         close(ledger, RUN, "failed")
-    # Whoever saves the world ends its processes; the open pool and the lease of a closed run are left.
     kill_everywhere(reaping(), provisioned, check=nothing_is_held)
 
 
