@@ -9,7 +9,7 @@ import pytest
 
 from demo.hub import Hub
 from tests.batch.world import tokenizer_folder
-from tests.kill.harness import Violated, World, kill_everywhere, kill_in_a_row, stage
+from tests.kill.harness import World, kill_everywhere, kill_in_a_row, stage
 from tests.kill.invariants import after_a_stage, manifest_agrees, without_drafts
 from tests.kill.stage_actions import freezing
 from tests.runs import a_spec
@@ -57,12 +57,7 @@ def write_safetensors(path: Path) -> None:
 
 
 def store(world: World) -> dict[str, str]:
-    """All of the store, but for the notes about when a file was hashed and what a branch stood for."""
-    return {name: content for name, content in with_revisions(world).items() if "/revisions" not in name}
-
-
-def with_revisions(world: World) -> dict[str, str]:
-    """With what each branch stood for."""
+    """All of the store, with what each branch stood for, but for the notes about when a file was hashed."""
     files = without_drafts(world.files("home", "store"))
     return {name: content for name, content in files.items() if not name.startswith("proven/")}
 
@@ -111,18 +106,3 @@ def test_download_mends_a_changed_file_wherever_it_is_killed(started: World) -> 
 def test_download_survives_being_killed_again_and_again(started: World) -> None:
     kill_in_a_row(DOWNLOAD, started, check=after_a_stage)
     nothing_half_made_is_visible(started)
-
-
-@pytest.mark.xfail(
-    strict=False,
-    raises=Violated,
-    reason="satisfied by the files alone, download never notes what the branch was",
-)
-def test_what_a_branch_stood_for_is_known_wherever_download_is_killed(started: World) -> None:
-    kill_everywhere(
-        DOWNLOAD,
-        started,
-        check=after_a_stage,
-        picture=with_revisions,
-        where=lambda point: point.kind == "rename",
-    )
