@@ -109,9 +109,9 @@ def ids_of(path: Path) -> list[str]:
     return [str(one) for one in pq.read_table(path, columns=["id"]).column("id").to_pylist()]
 
 
-def test_prepare_survives_a_kill_at_every_point(downloaded: World) -> None:
+def test_prepare_survives_a_kill_at_its_points(downloaded: World) -> None:
     report = kill_everywhere(
-        stage("prepare", RUN), downloaded, check=after_a_stage, picture=answers, at_most=18
+        stage("prepare", RUN), downloaded, check=after_a_stage, picture=answers, at_most=20
     )
     assert report.kinds["replace"] >= 2  # before and after
     assert answers(downloaded)["batches"][0]["rows"] == ROWS
@@ -120,11 +120,11 @@ def test_prepare_survives_a_kill_at_every_point(downloaded: World) -> None:
 def test_prepare_adopts_what_a_killed_run_left_once_wherever_it_is_killed(downloaded: World) -> None:
     assert downloaded.run(stage("prepare", RUN)).succeeded
     answer(downloaded, ROWS, registered=False)
-    kill_everywhere(stage("prepare", RUN), downloaded, check=after_a_stage, picture=answers, at_most=8)
+    kill_everywhere(stage("prepare", RUN), downloaded, check=after_a_stage, picture=answers, at_most=6)
     assert [segment["rows"] for segment in answers(downloaded)["segments"]] == [ROWS]
 
 
-def test_reconcile_and_publish_survive_a_kill_at_every_point(downloaded: World) -> None:
+def test_reconcile_and_publish_survive_a_kill_at_their_points(downloaded: World) -> None:
     assert downloaded.run(stage("prepare", RUN)).succeeded
     answer(downloaded, ROWS, registered=True)
     kill_everywhere(stage("reconcile", RUN), downloaded, check=after_a_stage, picture=answers)
@@ -133,6 +133,7 @@ def test_reconcile_and_publish_survive_a_kill_at_every_point(downloaded: World) 
         downloaded,
         check=all_of(after_a_stage, published_is_whole),
         meanwhile=published_is_whole,
+        at_most=15,
         picture=answers,
     )
     assert (downloaded.root / "answers" / "manifest.json").exists()

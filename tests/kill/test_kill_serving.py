@@ -72,7 +72,7 @@ SERVES = all_of(one_pool_serves, node_locks_are_free(f"{RUN}-keeper.lock"), one_
 
 
 def test_start_survives_a_kill_at_its_points(provisioned: World) -> None:
-    kill_everywhere(stage("start", RUN), provisioned, check=SERVES, at_most=5, settles=False)
+    kill_everywhere(stage("start", RUN), provisioned, check=SERVES, at_most=4, settles=False)
 
 
 def test_start_survives_a_kill_of_the_keeper_that_it_starts(provisioned: World) -> None:
@@ -80,7 +80,7 @@ def test_start_survives_a_kill_of_the_keeper_that_it_starts(provisioned: World) 
         stage("start", RUN),
         provisioned,
         check=SERVES,
-        at_most=3,
+        at_most=2,
         in_child="tasks.serving.keeper",
         settles=False,
     )
@@ -88,7 +88,7 @@ def test_start_survives_a_kill_of_the_keeper_that_it_starts(provisioned: World) 
 
 def test_stop_survives_a_kill_at_its_points(provisioned: World) -> None:
     kill_everywhere(
-        stage("stop", RUN), provisioned, check=nothing_serves, before=stage("start", RUN), at_most=4
+        stage("stop", RUN), provisioned, check=nothing_serves, before=stage("start", RUN), at_most=3
     )
 
 
