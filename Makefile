@@ -1,9 +1,6 @@
 # `make demo` runs the whole pipeline here, `make test` all tests. Both make the environments first.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 
-MODEL ?= smollm2
-SCHEME ?= awq
-KEEP ?=
 
 .PHONY: setup lock lint test bench demo down
 
@@ -26,8 +23,8 @@ test: setup            ## make test ARGS="tests/ledger -k claim" runs some
 bench: setup
 	.venv/bin/python -m benchmarks
 
-demo: setup            ## MODEL=smollm2|tiny-qwen3.5|Qwen/Qwen3.5-0.8B SCHEME=awq|fp8|none KEEP=1
-	@.venv/bin/python -m demo up --model "$(MODEL)" --scheme "$(SCHEME)" $(if $(KEEP),--keep)
+demo: setup            ## MODEL=tiny-qwen3.5 SCHEME=fp8 KEEP=1 choose; what is not given is the demo's own default
+	@.venv/bin/python -m demo up $(if $(MODEL),--model "$(MODEL)") $(if $(SCHEME),--scheme "$(SCHEME)") $(if $(KEEP),--keep)
 
 down:                  ## ends what `make demo KEEP=1` left running
 	@.venv/bin/python -m demo down

@@ -7,6 +7,7 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -19,7 +20,7 @@ from tasks.errors import StageError, StageFailed
 
 def main() -> int:
     """Run one verb; returns the exit status."""
-    options = _parser().parse_args()
+    options = parse()
     console = Console(soft_wrap=True)
     try:
         world = _world(options)
@@ -34,6 +35,11 @@ def main() -> int:
     except KeyboardInterrupt:
         console.print("ended; nothing is left running. `make demo` goes on from here")
         return 130
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line's choices; exits with 2 when there is no such choice."""
+    return _parser().parse_args(arguments)
 
 
 def _up(world: World, console: Console, *, keep: bool) -> int:
