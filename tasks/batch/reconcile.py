@@ -3,9 +3,9 @@ published."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from tasks.batch import prepared, rows
+from tasks.batch import prepared, published, rows
+from tasks.batch.prepared import PreparedBatch
 from tasks.batch.rows import Survey
 from tasks.contract import Context, Outcome
 from tasks.errors import StageFailed
@@ -16,28 +16,35 @@ _SHOWN_ERRORS = 5
 
 @dataclass(frozen=True)
 class Plan:
-    """What counting finds now, and what it found before in this run."""
+    """What counting finds now, and where the same count was proved before."""
 
     facts: dict[str, int]
-    before: dict[str, Any] | None
+    proved: str | None
+    """For a person; None when these counts are new."""
 
     @property
     def satisfied(self) -> bool:
         """Whether nothing has changed since it was proved. Verify counts again in any case."""
-        return self.facts == self.before
+        return self.proved is not None
 
     @property
     def reason(self) -> str:
         """For a person."""
-        if self.satisfied:
-            return f"still {_sum(self.facts)}"
+        if self.proved is not None:
+            return f"{self.proved} {_sum(self.facts)}"
         return "the rows are to be counted by id"
 
 
 def plan(context: Context) -> Plan:
-    """Count."""
-    before = facts_of(context.claim.ledger, context.run.run_id, "reconcile")
-    return Plan(_facts(_count(context)), before)
+    """Count, and look for the same count in this run and in what is published."""
+    batch, facts = _prepared(context), _facts(_count(context))
+    if facts == facts_of(context.claim.ledger, context.run.run_id, "reconcile"):
+        return Plan(facts, "still")
+    manifest = published.manifest_of(_output(context), batch.batch_id)
+    # Finished rows stay finished, so equal counts mean the same rows.
+    if manifest is not None and facts == {name: manifest[name] for name in facts}:
+        return Plan(facts, "as published:")
+    return Plan(facts, None)
 
 
 def apply(plan: Plan, context: Context) -> None:
@@ -78,14 +85,21 @@ def verify(context: Context) -> Outcome:
     return Outcome(_sum(_facts(counted)), _facts(counted))
 
 
-def _count(context: Context) -> Survey:
-    ledger, run = context.claim.ledger, context.run
-    facts = facts_of(ledger, run.run_id, "prepare")
+def _prepared(context: Context) -> PreparedBatch:
+    facts = facts_of(context.claim.ledger, context.run.run_id, "prepare")
     if facts is None:
         raise StageFailed("the batch is not prepared: run the stage prepare first")
-    batch = prepared.load(Path(facts["folder"]))
-    answers = rows.answers_of(ledger, batch.batch_id, Path(run.spec.batch.output).absolute())
-    return rows.survey(batch, answers, run.spec)
+    return prepared.load(Path(facts["folder"]))
+
+
+def _output(context: Context) -> Path:
+    return Path(context.run.spec.batch.output).absolute()
+
+
+def _count(context: Context) -> Survey:
+    batch = _prepared(context)
+    answers = rows.answers_of(context.claim.ledger, batch.batch_id, _output(context))
+    return rows.survey(batch, answers, context.run.spec)
 
 
 def _facts(counted: Survey) -> dict[str, int]:
