@@ -86,6 +86,13 @@ values (
 )
 on conflict (batch_id, output, version) do nothing;
 
+-- name: is_published$
+select exists(
+    select 1
+    from publication
+    where batch_id = :batch_id and output = :output and version = :version
+);
+
 -- name: batches_past_retention
 -- Complete, published long ago, and nobody writes to them: their segments may go.
 select segment.batch_id

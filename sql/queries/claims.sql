@@ -82,3 +82,18 @@ from claim
 where run_id = :run_id and stage = :stage and outcome in ('done', 'nothing to do')
 order by epoch desc
 limit 1;
+
+-- name: live_claims
+-- Who may act now, in runs that are open.
+select
+    claim.run_id,
+    claim.epoch,
+    claim.stage,
+    claim.host,
+    claim.boot_id,
+    claim.pid,
+    claim.start_ticks
+from claim
+inner join run on claim.run_id = run.run_id
+where claim.ended_at is null and run.closed_at is null
+order by claim.run_id, claim.epoch;

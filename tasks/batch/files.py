@@ -7,6 +7,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from tasks.node.atomic import replace_text
+
 _CHUNK_BYTES = 1 << 20
 
 
@@ -31,14 +33,7 @@ def damaged(folder: Path, described: Iterable[dict[str, Any]]) -> list[str]:
 
 def write_json(path: Path, document: Any) -> None:
     """Put `document` at `path`: whole, durable, in one step for every reader."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    with draft.open("w", encoding="utf-8") as file:
-        json.dump(document, file, indent=1, ensure_ascii=False, sort_keys=True)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
-    sync_folder(path.parent)
+    replace_text(path, json.dumps(document, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
 
 
 def read_json(path: Path) -> Any:
@@ -54,15 +49,6 @@ def move_in(draft: Path, place: Path) -> None:
     with draft.open("rb") as file:
         os.fsync(file.fileno())
     draft.replace(place)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the renames in `folder` durable."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _is_as_described(path: Path, item: dict[str, Any]) -> bool:

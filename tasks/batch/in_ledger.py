@@ -12,7 +12,7 @@ from typing import Any
 from psycopg.types.json import Jsonb
 
 from tasks.ledger import Claim, Ledger
-from tasks.node.processes import Process
+from tasks.ledger.claims import Holder, holder_of
 
 
 @dataclass(frozen=True)
@@ -27,15 +27,6 @@ class Range:
     """The run under which it was registered."""
 
 
-@dataclass(frozen=True)
-class Writer:
-    """Whose claim writes to a batch now."""
-
-    run_id: str
-    stage: str
-    process: Process
-
-
 def record(claim: Claim, batch_id: str, identity: dict[str, Any], rows: int) -> None:
     """Make the batch known; one that is known stays as it is."""
     with claim.writing() as connection:
@@ -48,7 +39,7 @@ def is_known(ledger: Ledger, batch_id: str) -> bool:
         return bool(ledger.queries.is_batch_known(connection, batch_id=batch_id))
 
 
-def become_writer(claim: Claim, batch_id: str) -> Writer | None:
+def become_writer(claim: Claim, batch_id: str) -> Holder | None:
     """Let `claim` write to the batch, unless another run's live claim does: then says whose, and changes
     nothing.
 
@@ -60,8 +51,7 @@ def become_writer(claim: Claim, batch_id: str) -> Writer | None:
         found = queries.writer_of_batch(connection, batch_id=batch_id)
         mine = found is not None and (found["run_id"], found["epoch"]) == (claim.run_id, claim.epoch)
         if found is not None and not mine:
-            process = Process(found["pid"], found["start_ticks"], found["boot_id"], found["host"])
-            return Writer(found["run_id"], found["stage"], process)
+            return holder_of(found)
         queries.set_writer_of_batch(connection, batch_id=batch_id, run_id=claim.run_id, epoch=claim.epoch)
     return None
 
@@ -116,6 +106,14 @@ def record_publication(
             answered=answered,
             failed=failed,
             not_started=not_started,
+        )
+
+
+def is_published(ledger: Ledger, batch_id: str, output: Path, version: str) -> bool:
+    """Whether `record_publication` remembered this version."""
+    with ledger.transaction() as connection:
+        return bool(
+            ledger.queries.is_published(connection, batch_id=batch_id, output=str(output), version=version)
         )
 
 

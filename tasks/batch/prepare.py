@@ -6,12 +6,11 @@ Ids are unique and present, tokens are counted, and what is already answered is 
 Memory: one part of the input (50,000 rows), all ids, and what `rows` holds for finished rows.
 """
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.batch import in_ledger, input, prepared, rows, segments
+from tasks.batch import drafts, in_ledger, input, prepared, rows, writing
 from tasks.batch.prompts import TokenCounter
 from tasks.contract import Context, Outcome
 from tasks.errors import StageFailed
@@ -31,11 +30,13 @@ class Plan:
     """Whether the ledger has the batch."""
     unregistered_rows: int
     """Finished rows that a killed attempt left unregistered."""
+    abandoned: list[Path]
+    """Drafts of killed attempts."""
 
     @property
     def satisfied(self) -> bool:
-        """Whether the batch is prepared, known, and everything finished is registered."""
-        return self.missing is None and self.is_known and not self.unregistered_rows
+        """Whether the batch is prepared, known, and killed attempts left nothing to take over or to remove."""
+        return self.missing is None and self.is_known and not self.unregistered_rows and not self.abandoned
 
     @property
     def reason(self) -> str:
@@ -46,6 +47,8 @@ class Plan:
             return "the batch is prepared, but the ledger does not know it"
         if self.unregistered_rows:
             return f"a killed attempt left {self.unregistered_rows} finished rows that are to be registered"
+        if self.abandoned:
+            return "a killed attempt left its draft"
         return f"batch {self.folder.name} is prepared and its input has not changed"
 
 
@@ -67,29 +70,34 @@ def plan(context: Context) -> Plan:
         missing = f"{', '.join(bad)} missing or changed" if bad else None
     is_known = in_ledger.is_known(ledger, batch_id)
     left = rows.unregistered(ledger, found) if found is not None else []
-    return Plan(identity, folder, description, missing, is_known, sum(one.rows for one in left))
+    return Plan(
+        identity,
+        folder,
+        description,
+        missing,
+        is_known,
+        sum(one.rows for one in left),
+        drafts.abandoned(folder, ledger),
+    )
 
 
 def apply(plan: Plan, context: Context) -> None:
     """Read and write the batch, make it known, take over what killed attempts left."""
     claim, batch = context.claim, context.run.spec.batch
+    drafts.remove(plan.abandoned)
     if plan.missing is not None:
-        counter = TokenCounter.of_model(_model_folder(context))
-        prefix = segments.attempt_prefix(claim.run_id, 0).removesuffix("e0-")
-        for abandoned in plan.folder.glob(f"prepared-{prefix}*"):
-            shutil.rmtree(abandoned, ignore_errors=True)
         prepared.write(
             plan.folder,
             plan.identity,
             input.read(batch, plan.description),
             batch,
-            counter,
-            f"{prefix}{claim.epoch}",
+            TokenCounter.of_model(_model_folder(context)),
+            drafts.make(plan.folder, claim),
         )
     found = prepared.load(plan.folder)
     in_ledger.record(claim, found.batch_id, plan.identity, found.rows)
     # A live writer registers its own segments; nothing is left to take over then.
-    if in_ledger.become_writer(claim, found.batch_id) is None:
+    if writing.become_writer(context, found.batch_id) is None:
         rows.adopt(claim, found)
 
 

@@ -26,6 +26,7 @@ from tasks.batch import files
 from tasks.batch.input import InputDescription, InputRow
 from tasks.batch.prompts import BadRow, TokenCounter, chat_of
 from tasks.errors import InputError, StageFailed
+from tasks.node.atomic import sync_folder
 from tasks.spec import Batch, RunSpec
 
 PART_ROWS = 50_000
@@ -129,19 +130,17 @@ def write(
     rows: Iterable[InputRow],
     batch: Batch,
     count: TokenCounter,
-    attempt: str,
+    draft: Path,
 ) -> PreparedBatch:
     """Read all rows once and write the prepared batch; what was there is replaced file by file.
 
     Args:
-        attempt: names the drafts, so that two runs that prepare one batch at once do not touch each other's.
+        draft: an empty folder beside the batch; gone afterwards.
 
     Raises:
         InputError: ids are missing or not unique; with examples.
     """
-    place, draft = folder / "prepared", folder / f"prepared-{attempt}"
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True)
+    place = folder / "prepared"
     place.mkdir(exist_ok=True)
     ids = _Ids()
     described = []
@@ -164,7 +163,10 @@ def write(
         files.move_in(draft / item["name"], place / item["name"])
     batch_id = batch_id_of(identity)
     manifest = {"format": 1, "batch_id": batch_id, "identity": identity, "files": described, **totals}
-    files.write_json(place / "manifest.json", manifest)
+    # By way of the draft, so that whatever a kill leaves lies in there.
+    files.write_json(draft / "manifest.json", manifest)
+    files.move_in(draft / "manifest.json", place / "manifest.json")
+    sync_folder(place)
     shutil.rmtree(draft)
     return PreparedBatch(batch_id, folder, manifest)
 

@@ -22,12 +22,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.batch import files, in_ledger, prepared, published, reconcile, rows, segments
+from tasks.batch import drafts, files, in_ledger, prepared, published, reconcile, rows, segments
 from tasks.batch.prepared import PreparedBatch
 from tasks.batch.rows import Answers
 from tasks.contract import Context, Outcome
 from tasks.errors import StageFailed
 from tasks.ledger.claims import facts_of
+from tasks.node.atomic import sync_folder
 from tasks.spec import RunSpec
 
 _KEPT_VERSIONS = 2
@@ -45,6 +46,8 @@ class Plan:
     difference: str | None
     """For a person; None when readers see what is answered."""
     version: str
+    abandoned: list[Path]
+    """Drafts of killed attempts."""
 
     @property
     def satisfied(self) -> bool:
@@ -67,16 +70,36 @@ def plan(context: Context) -> Plan:
     output = _output(run.spec)
     answers = rows.answers_of(ledger, batch.batch_id, output)
     manifest = published.manifest_of(output, batch.batch_id)
+    left = drafts.abandoned(output, ledger)
+    version = manifest["version"] if manifest else ""
+    return Plan(batch, answers, _difference(context, batch, answers, manifest, left), version, left)
+
+
+def _difference(
+    context: Context,
+    batch: PreparedBatch,
+    answers: Answers,
+    manifest: dict[str, Any] | None,
+    left: list[Path],
+) -> str | None:
+    output = _output(context.run.spec)
     if manifest is None:
-        return Plan(batch, answers, f"nothing of batch {batch.batch_id} is published in {output}", "")
+        return f"nothing of batch {batch.batch_id} is published in {output}"
     bad = published.damaged(output, manifest)
     if bad:
-        return Plan(batch, answers, f"{', '.join(bad)} missing or changed", manifest["version"])
-    counted = rows.survey(batch, answers, run.spec)
+        return f"{', '.join(bad)} missing or changed"
+    counted = rows.survey(batch, answers, context.run.spec)
     now = {"answered": counted.answered, "failed": counted.failed, "not_started": counted.to_do}
     # Finished rows stay finished, so equal counts mean the same rows.
-    changed = any(manifest[name] != value for name, value in now.items())
-    return Plan(batch, answers, "more rows are finished" if changed else None, manifest["version"])
+    if any(manifest[name] != value for name, value in now.items()):
+        return "more rows are finished"
+    if left:
+        return "a killed attempt left its draft"
+    if not in_ledger.is_published(context.claim.ledger, batch.batch_id, output, manifest["version"]):
+        return f"version {manifest['version']} is published, but the ledger does not know it"
+    if _old_versions(output, manifest["version"]):
+        return "more old versions are kept than there should be"
+    return None
 
 
 def apply(plan: Plan, context: Context) -> None:
@@ -84,14 +107,13 @@ def apply(plan: Plan, context: Context) -> None:
     # Refuses what must not be published, also when this stage is executed alone.
     reconcile.verify(context)
     claim, output = context.claim, _output(context.run.spec)
-    prefix = f".draft-{segments.attempt_prefix(claim.run_id, 0).removesuffix('e0-')}"
-    for abandoned in output.glob(f"{prefix}*"):
-        shutil.rmtree(abandoned, ignore_errors=True)
-    draft = output / f"{prefix}{claim.epoch}"
-    draft.mkdir(parents=True)
+    drafts.remove(plan.abandoned)
+    draft = drafts.make(output, claim)
     manifest = _write(plan.batch, plan.answers, context.run.spec, draft)
     _move_in(draft, output / manifest["version"], manifest)
-    files.write_json(published.manifest_path(output), manifest)
+    # Only mended, it is the same: writing it again could only leave a draft that nobody looks for.
+    if manifest != published.manifest_of(output, plan.batch.batch_id):
+        files.write_json(published.manifest_path(output), manifest)
     in_ledger.record_publication(
         claim,
         plan.batch.batch_id,
@@ -101,7 +123,8 @@ def apply(plan: Plan, context: Context) -> None:
         failed=manifest["failed"],
         not_started=manifest["not_started"],
     )
-    _remove_old_versions(output, manifest["version"])
+    for old in _old_versions(output, manifest["version"]):
+        shutil.rmtree(old, ignore_errors=True)
     _remove_old_segments(context)
 
 
@@ -274,22 +297,22 @@ def _move_in(draft: Path, place: Path, manifest: dict[str, Any]) -> None:
     for item in manifest["files"]:
         with (draft / item["name"]).open("rb") as file:
             os.fsync(file.fileno())
-    files.sync_folder(draft)
+    sync_folder(draft)
     with suppress(OSError):
         draft.rename(place)
-        files.sync_folder(place.parent)
+        sync_folder(place.parent)
         return
     for name in files.damaged(place, manifest["files"]):
         (draft / name).replace(place / name)
-    files.sync_folder(place)
+    sync_folder(place)
     shutil.rmtree(draft)
 
 
-def _remove_old_versions(output: Path, current: str) -> None:
+def _old_versions(output: Path, current: str) -> list[Path]:
+    """Those that no reader should have open any more."""
     versions = sorted(output.glob("v-*"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
     others = [path for path in versions if path.name != current]
-    for old in others[_KEPT_VERSIONS - 1 :]:
-        shutil.rmtree(old, ignore_errors=True)
+    return others[_KEPT_VERSIONS - 1 :]
 
 
 def _remove_old_segments(context: Context) -> None:

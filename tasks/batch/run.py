@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from tasks.batch import in_ledger, limits, prepared, rows
-from tasks.batch.in_ledger import Writer
+from tasks.batch import in_ledger, limits, prepared, rows, writing
 from tasks.batch.prepared import PreparedBatch
 from tasks.contract import Context, Outcome
 from tasks.errors import Busy, InputError, StageFailed
-from tasks.ledger import Ledger, Run, take
+from tasks.ledger import Ledger, Run
 from tasks.ledger.claims import facts_of
 from tasks.node import processes
 from tasks.settings import Settings
@@ -228,13 +227,10 @@ def _batch(ledger: Ledger, run: Run) -> PreparedBatch:
 
 
 def _become_writer(context: Context, batch_id: str) -> None:
-    """Wait for another run that writes to the batch; end what is left of one whose process is gone."""
+    """Wait for another run that writes to the batch."""
     deadline = time.monotonic() + context.settings.batch_wait_s
     said = False
-    while (other := in_ledger.become_writer(context.claim, batch_id)) is not None:
-        if other.process.is_local() and not other.process.is_alive():
-            _end_abandoned(context, other)
-            continue
+    while (other := writing.become_writer(context, batch_id)) is not None:
         if time.monotonic() > deadline:
             raise Busy(
                 f"run {other.run_id} is at work on the same batch {batch_id} (stage {other.stage}, host "
@@ -245,12 +241,3 @@ def _become_writer(context: Context, batch_id: str) -> None:
             log.info("waiting for run %s, which is at work on the same batch", other.run_id)
             said = True
         time.sleep(_WAIT_STEP_S)
-
-
-def _end_abandoned(context: Context, other: Writer) -> None:
-    """A killed stage of another run still has its claim: claim it for that run, and record that it failed."""
-    log.info("run %s was killed while it worked on this batch; its claim is ended", other.run_id)
-    ledger = context.claim.ledger
-    claim, _ = take(ledger, other.run_id, other.stage, frozenset({other.stage}))
-    processes.end_all(lambda: processes.find(f"{other.run_id}/{other.stage}"), grace_s=0)
-    claim.finish("failed", f"its process was killed; run {context.run.run_id} went on with the batch", {})

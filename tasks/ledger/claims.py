@@ -16,7 +16,7 @@ from psycopg.types.json import Jsonb
 
 from tasks.errors import Fenced, InputError
 from tasks.ledger.connection import Connection, Ledger
-from tasks.node.processes import Process, this_process
+from tasks.node.processes import Process, host, this_process
 
 Outcome = Literal["done", "nothing to do", "failed"]
 
@@ -141,6 +141,38 @@ def take(
         )
     holders = {Process(row["pid"], row["start_ticks"], row["boot_id"], row["host"]) for row in fenced}
     return Claim(ledger, run_id, stage, epoch), sorted(holders)
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who acts under a live claim."""
+
+    run_id: str
+    epoch: int
+    stage: str
+    process: Process
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether its process is known to be dead, so that nobody acts under its claim any more.
+
+        A process of another host may live, for all that is known here.
+        """
+        here = self.process.host == host()
+        return here and not self.process.is_alive()
+
+
+def acting(ledger: Ledger) -> list[Holder]:
+    """Everybody who may act now; those whose process is known to be dead are left out."""
+    with ledger.transaction() as connection:
+        rows = list(ledger.queries.live_claims(connection))
+    return [holder for holder in map(holder_of, rows) if not holder.is_gone]
+
+
+def holder_of(row: dict[str, Any]) -> Holder:
+    """From a row that names a claim and its process."""
+    process = Process(row["pid"], row["start_ticks"], row["boot_id"], row["host"])
+    return Holder(row["run_id"], row["epoch"], row["stage"], process)
 
 
 def facts_of(ledger: Ledger, run_id: str, stage: str) -> dict[str, Any] | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.errors import InputError, StageFailed
+from tasks.node.atomic import replace_text
 from tasks.settings import Settings
 from tasks.spec import RunSpec
 from tasks.spec.model import Convert
@@ -92,7 +93,7 @@ def converter_versions(python: Path) -> dict[str, str]:
 def recall_revision(repo: str, revision: str, commit: str, settings: Settings) -> None:
     """Note what a branch or tag stood for when it was downloaded, for runs that may not ask the hub."""
     if not _COMMIT.fullmatch(revision):
-        store.write_atomically(_revision_file(repo, revision, settings), commit)
+        replace_text(_revision_file(repo, revision, settings), commit)
 
 
 def _commit(repo: str, revision: str, settings: Settings) -> str:

@@ -26,6 +26,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from tasks.errors import InputError, StageFailed
+from tasks.node.atomic import replace_text
 from tasks.settings import Settings
 
 MANIFEST = "manifest.json"
@@ -214,15 +215,6 @@ def remove(folder: Path) -> None:
     )
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace the file at `path`; a reader sees the old text or the new."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text)
-    _sync(temporary)
-    os.replace(temporary, path)
-
-
 def require_space(settings: Settings, needed_bytes: int, what: str) -> None:
     """Refuse to start what cannot be finished.
 
@@ -288,7 +280,7 @@ def _recall(folder: Path, settings: Settings) -> dict[str, list[int]]:
 
 def _remember(folder: Path, looks: Mapping[str, list[int]], settings: Settings) -> None:
     # Beside the folder and not in it: a release never changes. Lost, it costs one full hashing.
-    write_atomically(_looks_file(folder, settings), json.dumps(looks, sort_keys=True))
+    replace_text(_looks_file(folder, settings), json.dumps(looks, sort_keys=True))
 
 
 def _sync(path: Path) -> None:

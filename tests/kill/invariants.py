@@ -6,9 +6,8 @@ Combine them with `all_of`; later parts of the pipeline add theirs here.
 import fcntl
 import json
 import os
-import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,6 @@ from tasks.node.processes import PART, Process
 from tests.kill.world import World
 
 Check = Callable[[World], None]
-
-_DRAFT = re.compile(r"(^|/)\.[^/]+\.[0-9]+$")
 
 PROCESS_DEADLINE_S = 5.0
 """A process that was killed or that loses its parent is gone by then."""
@@ -101,14 +98,6 @@ def one_lease_at_most(world: World) -> None:
         "group by run_id having count(*) > 1"
     )
     assert not twice, f"runs with more than one live lease: {twice}"
-
-
-def without_drafts(files: Mapping[str, str]) -> dict[str, str]:
-    """`World.files` without hidden files that end in a number: `.NAME.PID`, which was about to be renamed.
-
-    No reader takes them for anything; still, nobody removes those of a killed process.
-    """
-    return {name: sha256 for name, sha256 in files.items() if not _DRAFT.search(name)}
 
 
 def one_file_each(folder: str, *names: str) -> Check:

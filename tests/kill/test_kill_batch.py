@@ -13,8 +13,8 @@ from tasks.batch.records import Result
 from tasks.batch.segments import SegmentWriter, attempt_prefix
 from tasks.ledger.claims import facts_of, take
 from tests.batch.world import tokenizer_folder, write_input
-from tests.kill.harness import Point, Violated, World, kill_everywhere, kill_in_a_row, stage
-from tests.kill.invariants import after_a_stage, all_of, manifest_agrees, without_drafts
+from tests.kill.harness import World, kill_everywhere, kill_in_a_row, stage
+from tests.kill.invariants import after_a_stage, all_of, manifest_agrees
 from tests.runs import a_spec
 
 RUN = "run-1"
@@ -71,21 +71,10 @@ def result(number: int, failed: bool) -> Result:
     )
 
 
-def answers(world: World) -> dict[str, Any]:
-    """Every file of the output, and what the ledger says of the batch; see `everything` for the rest."""
-    found = everything(world)
-    return {
-        **{
-            name: found[name] for name in found if "/prepared-" not in name and not name.startswith(".draft-")
-        },
-        "publications": None,
-    }
-
-
 def everything(world: World) -> dict[str, Any]:
-    """With folders that were drafts, and what the ledger knows of publications."""
+    """Every file of the output, drafts too, and what the ledger says of the batch."""
     return {
-        **without_drafts(world.files("answers")),
+        **world.files("answers"),
         "segments": world.rows("select path, start_byte, stop_byte, rows from segment order by position"),
         "publications": world.rows("select output, version, answered, failed, not_started from publication"),
         "batches": world.rows("select batch_id, identity, rows from batch"),
@@ -111,30 +100,37 @@ def ids_of(path: Path) -> list[str]:
 
 def test_prepare_survives_a_kill_at_its_points(downloaded: World) -> None:
     report = kill_everywhere(
-        stage("prepare", RUN), downloaded, check=after_a_stage, picture=answers, at_most=20
+        stage("prepare", RUN), downloaded, check=after_a_stage, picture=everything, at_most=20
     )
     assert report.kinds["replace"] >= 2  # before and after
-    assert answers(downloaded)["batches"][0]["rows"] == ROWS
+    assert everything(downloaded)["batches"][0]["rows"] == ROWS
+
+
+def test_prepare_mends_a_damaged_part_wherever_it_is_killed(downloaded: World) -> None:
+    assert downloaded.run(stage("prepare", RUN)).succeeded
+    (part,) = (downloaded.root / "answers").glob("_batch/*/prepared/part-00000.parquet")
+    part.write_bytes(b"damaged behind the pipeline's back")
+    kill_everywhere(stage("prepare", RUN), downloaded, check=after_a_stage, picture=everything, at_most=8)
 
 
 def test_prepare_adopts_what_a_killed_run_left_once_wherever_it_is_killed(downloaded: World) -> None:
     assert downloaded.run(stage("prepare", RUN)).succeeded
     answer(downloaded, ROWS, registered=False)
-    kill_everywhere(stage("prepare", RUN), downloaded, check=after_a_stage, picture=answers, at_most=6)
-    assert [segment["rows"] for segment in answers(downloaded)["segments"]] == [ROWS]
+    kill_everywhere(stage("prepare", RUN), downloaded, check=after_a_stage, picture=everything, at_most=6)
+    assert [segment["rows"] for segment in everything(downloaded)["segments"]] == [ROWS]
 
 
 def test_reconcile_and_publish_survive_a_kill_at_their_points(downloaded: World) -> None:
     assert downloaded.run(stage("prepare", RUN)).succeeded
     answer(downloaded, ROWS, registered=True)
-    kill_everywhere(stage("reconcile", RUN), downloaded, check=after_a_stage, picture=answers)
+    kill_everywhere(stage("reconcile", RUN), downloaded, check=after_a_stage, picture=everything)
     kill_everywhere(
         stage("publish", RUN),
         downloaded,
         check=all_of(after_a_stage, published_is_whole),
         meanwhile=published_is_whole,
         at_most=15,
-        picture=answers,
+        picture=everything,
     )
     assert (downloaded.root / "answers" / "manifest.json").exists()
 
@@ -149,7 +145,7 @@ def test_publish_mends_a_damaged_file_wherever_it_is_killed(downloaded: World) -
         stage("publish", RUN),
         downloaded,
         check=all_of(after_a_stage, published_is_whole),
-        picture=answers,
+        picture=everything,
         at_most=8,
     )
 
@@ -159,43 +155,3 @@ def test_publish_survives_being_killed_again_and_again(downloaded: World) -> Non
     answer(downloaded, ROWS, registered=True)
     kill_in_a_row(stage("publish", RUN), downloaded, check=after_a_stage)
     published_is_whole(downloaded)
-
-
-@pytest.mark.xfail(
-    strict=False,
-    raises=Violated,
-    reason="satisfied by the files alone, publish never records what it published",
-)
-def test_publish_is_recorded_wherever_it_is_killed(downloaded: World) -> None:
-    assert downloaded.run(stage("prepare", RUN)).succeeded
-    answer(downloaded, ROWS, registered=True)
-    kill_everywhere(
-        stage("publish", RUN), downloaded, check=after_a_stage, picture=everything, where=replaces
-    )
-
-
-@pytest.mark.xfail(
-    strict=False, raises=Violated, reason="satisfied by the files in place, nobody removes the draft"
-)
-def test_publish_leaves_no_draft_wherever_it_is_killed(downloaded: World) -> None:
-    assert downloaded.run(stage("prepare", RUN)).succeeded
-    answer(downloaded, ROWS, registered=True)
-    assert downloaded.run(stage("publish", RUN)).succeeded
-    (part,) = (downloaded.root / "answers").glob("v-*/part-00000.parquet")
-    part.write_bytes(b"damaged behind the pipeline's back")
-    kill_everywhere(
-        stage("publish", RUN), downloaded, check=after_a_stage, picture=everything, where=replaces
-    )
-
-
-@pytest.mark.xfail(
-    strict=False, raises=Violated, reason="satisfied by the files in place, nobody removes the draft"
-)
-def test_prepare_leaves_no_draft_wherever_it_is_killed(downloaded: World) -> None:
-    kill_everywhere(
-        stage("prepare", RUN), downloaded, check=after_a_stage, picture=everything, where=replaces
-    )
-
-
-def replaces(point: Point) -> bool:
-    return point.kind == "replace"

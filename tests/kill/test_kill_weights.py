@@ -10,7 +10,7 @@ import pytest
 from demo.hub import Hub
 from tests.batch.world import tokenizer_folder
 from tests.kill.harness import World, kill_everywhere, kill_in_a_row, stage
-from tests.kill.invariants import after_a_stage, manifest_agrees, without_drafts
+from tests.kill.invariants import after_a_stage, manifest_agrees
 from tests.kill.stage_actions import freezing
 from tests.runs import a_spec
 
@@ -58,7 +58,7 @@ def write_safetensors(path: Path) -> None:
 
 def store(world: World) -> dict[str, str]:
     """All of the store, with what each branch stood for, but for the notes about when a file was hashed."""
-    files = without_drafts(world.files("home", "store"))
+    files = world.files("home", "store")
     return {name: content for name, content in files.items() if not name.startswith("proven/")}
 
 
