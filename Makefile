@@ -23,8 +23,8 @@ test: setup            ## make test ARGS="tests/ledger -k claim" runs some
 bench: setup
 	.venv/bin/python -m benchmarks
 
-demo: setup            ## MODEL=tiny-qwen3.5 SCHEME=fp8 KEEP=1 choose; what is not given is the demo's own default
-	@.venv/bin/python -m demo up $(if $(MODEL),--model "$(MODEL)") $(if $(SCHEME),--scheme "$(SCHEME)") $(if $(KEEP),--keep)
+demo: setup            ## MODEL=tiny-qwen3.5 SCHEME=fp8 ROWS=60 KEEP=1 choose; what is not given is the demo's own default
+	@.venv/bin/python -m demo up $(if $(MODEL),--model "$(MODEL)") $(if $(SCHEME),--scheme "$(SCHEME)") $(if $(ROWS),--rows "$(ROWS)") $(if $(KEEP),--keep)
 
 down:                  ## ends what `make demo KEEP=1` left running
 	@.venv/bin/python -m demo down

@@ -80,8 +80,9 @@ def _down(world: World, console: Console) -> int:
 def _world(options: argparse.Namespace) -> World:
     home = options.home.absolute()
     if options.verb == "up" and options.model in LOCAL_MODELS:
-        return World(home, options.model, options.scheme, f"http://127.0.0.1:{kept_port(home / 'hub-port')}")
-    return World(home, options.model, options.scheme)
+        hub_url = f"http://127.0.0.1:{kept_port(home / 'hub-port')}"
+        return World(home, options.model, options.scheme, hub_url, options.rows)
+    return World(home, options.model, options.scheme, rows=options.rows)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -96,6 +97,7 @@ def _parser() -> argparse.ArgumentParser:
         "--model", default="smollm2-135m", help=f"{', '.join(LOCAL_MODELS)} or a repository on the hub"
     )
     parser.add_argument("--scheme", default="awq", help=", ".join(SCHEMES))
+    parser.add_argument("--rows", type=int, help="ask only so many of the prompts")
     parser.add_argument("--keep", action="store_true", help="leave the UI up")
     return parser
 

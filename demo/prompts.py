@@ -44,7 +44,7 @@ INSTRUCTIONS = {
 
 # Lengths in characters. English takes SmolLM2's tokenizer about 4 characters a token; Thai or Korean take
 # two tokens or more a character, so texts in other scripts are short.
-SHORT = range(250, 800)
+SHORT = range(250, 640)
 LONG_LIMITS = (4000, 4400, 4800, 5200, 5600, 6000, 6400, 6800)  # some 900 to 1,700 tokens
 SENTENCE = range(30, 75)
 NON_LATIN = ("ar", "el", "he", "hi", "ja", "ko", "ru", "th", "zh-CN", "zh-TW")
@@ -70,19 +70,23 @@ def rows() -> list[Row]:
     chosen = [_row(text, "summarise", limit) for text, limit in zip(long, LONG_LIMITS, strict=True)]
     chosen += [_row(text, "topic", SHORT[-1]) for text in first_by_hash(short_topics, 60)]
     docstrings = [text for text in python_docstrings() if len(text.text) in SHORT and ">>>" not in text.text]
-    chosen += [_row(text, "summarise") for text in first_by_hash(docstrings, 90)]
+    chosen += [_row(text, "summarise") for text in first_by_hash(docstrings, 75)]
     options = [text for text in airflow_config() if len(text.text) in SHORT]
-    chosen += [_row(text, "answer") for text in first_by_hash(options, 70)]
+    chosen += [_row(text, "answer") for text in first_by_hash(options, 65)]
     chosen += [_row(text, "language") for text in _sentences()]
     chosen += [_row(text, "purpose") for text in _readme_paragraphs()]
     distinct = {row.prompt: row for row in reversed(chosen)}
     return sorted(distinct.values(), key=lambda row: (row.row_id.rpartition("/")[2], row.row_id))
 
 
-def write(folder: Path) -> int:
-    """Leave prompts.parquet and prompts.jsonl in `folder`; returns the number of rows."""
+def write(folder: Path, at_most: int | None = None) -> int:
+    """Leave prompts.parquet and prompts.jsonl in `folder`; returns the number of rows.
+
+    Args:
+        at_most: only so many, from the beginning; they are as mixed as all.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    prompts = rows()
+    prompts = rows()[:at_most]
     _replace(folder / "prompts.parquet", _parquet(prompts))
     _replace(folder / "prompts.jsonl", _jsonl(prompts))
     return len(prompts)

@@ -102,7 +102,7 @@ def _start_database(world: World) -> str:
 
 
 def _write_prompts(world: World) -> str:
-    return f"{prompts.write(world.prompts)} real texts in {_shown(world.prompts)}"
+    return f"{prompts.write(world.prompts, world.rows)} real texts in {_shown(world.prompts)}"
 
 
 def _start_airflow(airflow: Airflow) -> str:

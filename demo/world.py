@@ -32,6 +32,8 @@ class World:
     model: str = "smollm2-135m"
     scheme: str = "awq"
     hub_url: str | None = None
+    rows: int | None = None
+    """How many of the prompts are asked; None: all."""
 
     def __post_init__(self) -> None:
         if self.scheme not in SCHEMES:
@@ -41,6 +43,9 @@ class World:
                 f"MODEL={self.model} is not known; one of {', '.join(LOCAL_MODELS)}, or a repository on the hub as "
                 f"Qwen/Qwen3.5-0.8B"
             )
+
+        if self.rows is not None and self.rows < 1:
+            raise InputError(f"ROWS={self.rows} is not possible; at least one prompt is asked")
 
     @property
     def deployment(self) -> str:

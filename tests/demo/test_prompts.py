@@ -34,6 +34,13 @@ def body(row):
     return row.prompt.partition("\n\n")[2]
 
 
+def test_a_shorter_demo_asks_the_first_of_the_same_rows(rows, tmp_path):
+    assert prompts.write(tmp_path, 60) == 60
+    written = [json.loads(line) for line in (tmp_path / "prompts.jsonl").read_text().splitlines()]
+    assert [row["row_id"] for row in written] == [row.row_id for row in rows[:60]]
+    assert len({row["task"] for row in written}) > 3
+
+
 def test_there_are_at_least_300_rows_and_no_two_are_alike(rows):
     assert len(rows) >= 300
     assert len({row.row_id for row in rows}) == len(rows)
