@@ -36,6 +36,8 @@ _READ = pa.schema(
     ]
 )
 
+_TOKENS = pa.schema([_READ.field("prompt_tokens"), _READ.field("completion_tokens")])
+
 _KNOWN = pa.schema(
     [
         pa.field("id", pa.string()),
@@ -203,7 +205,8 @@ class _Reading:
         }
         known = [columns[name] if name in columns else table.column(name) for name in _KNOWN.names]
         self._tables.append(pa.table(known, schema=_KNOWN))
-        self._tokens.append(table.select(["prompt_tokens", "completion_tokens"]))
+        tokens = [table.column(name).cast(pa.int64()) for name in _TOKENS.names]
+        self._tokens.append(pa.table(tokens, schema=_TOKENS))
 
     def answers(self) -> Answers:
         """What was collected."""

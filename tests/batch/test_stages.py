@@ -177,7 +177,7 @@ def test_a_published_file_that_was_harmed_is_written_again_without_a_model(world
     assert world.published() == rows_before
     after = snapshot(world.output)
     touched = {name for name in after if after[name] != before.get(name)}
-    assert touched == {str(path), str(world.output / "manifest.json")}
+    assert touched == {str(path)}
     assert asked == 60
 
 
