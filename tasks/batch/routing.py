@@ -13,6 +13,7 @@ import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import ceil
 
 import aiohttp
 from yarl import URL
@@ -149,7 +150,7 @@ class Pool:
     def limit(self) -> int:
         """Rows that this dispatcher should have in flight; at least 1."""
         now = time.monotonic()
-        return max(1, round(sum(worker.room(now) for worker in self._workers.values())))
+        return max(1, sum(ceil(worker.room(now)) for worker in self._workers.values()))
 
     async def keep_up_to_date(self) -> None:
         """Ask the registry again and again; ends only by cancellation.

@@ -93,8 +93,6 @@ class StandIn:
         """What the registry says, where that is not what the engine runs."""
         self.waiting_late = 0
         """The same when the first rows are done: once a client can know the engine."""
-        self.idle_late = 0
-        """Places that were free, at most, then, while rows were asked."""
         self._at_once: Counter[str] = Counter()
         self._most_at_once: Counter[str] = Counter()
         self._names = [f"worker-{number}" for number in range(workers)]
@@ -224,7 +222,6 @@ class StandIn:
             self._running[worker] += 1
             if 150 < sum(self.answered.values()) < 300:
                 self.waiting_late = max(self.waiting_late, self._waiting[worker])
-                self.idle_late = max(self.idle_late, self.max_num_seqs - self._running[worker])
             try:
                 await asyncio.sleep(does.after_s or self.latency_s)
                 return await self._respond(does, prompt, request)

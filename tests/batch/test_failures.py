@@ -7,6 +7,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ MATRIX = {
     "invalid UTF-8": some(0.2, Does(body=b'{"choices": [{"message": {"content": "\xff\xfe"}}]}')),
     "invalid JSON": some(0.2, Does(body=b'{"choices": [')),
     "another model": some(0.2, Does(body=b'{"model": "other", "choices": [{"message": {"content": "x"}}]}')),
-    "hangs": some(0.02, Does(after_s=30.0)),
+    "hangs": some(0.02, Does(after_s=4.0)),
     "slow": some(0.1, Does(after_s=0.3)),
 }
 
@@ -96,6 +97,7 @@ def test_a_full_disk_costs_what_was_not_flushed_and_the_rest_goes_on_where_there
             with pytest.raises(StageFailed, match="No space left on device"):
                 answer(job(pool, folder), chunks_of(rows_of(2000)), "p0")
             kept = {result.id for result in finished(folder)}
+            wait_until(lambda: pool.in_flight == 0)
             asked = sum(pool.asked.values())
             subprocess.run(["mount", "-o", "remount,size=8m", str(folder)], check=True)
             answer(job(pool, folder), chunks_of(rows_of(2000)), "p0")
@@ -138,7 +140,6 @@ def test_an_engine_that_runs_fewer_than_it_says_is_not_flooded(tmp_path):
         pool.claimed_num_seqs = 32
         answer(job(pool, tmp_path, registry_poll_s=0.1), chunks_of(rows_of(400)), "p0")
         assert pool.waiting_late < 16  # it began with 48 in flight
-        assert pool.idle_late == 0
 
 
 def test_an_engine_that_runs_more_than_the_window_gets_more(tmp_path):
@@ -162,13 +163,12 @@ def test_a_worker_that_failed_gets_one_row_before_it_gets_many(tmp_path):
 
 
 def test_the_time_of_a_row_follows_what_rows_take(tmp_path):
-    """A worker that hangs holds a row for a second or so, and not for the 20 s that are allowed at most."""
-    with StandIn(KEY, behaviour=some(0.01, Does(after_s=60.0)), latency_s=0.01) as pool:
+    """A worker that hangs holds a row for some seconds, and not for the 60 that are allowed at most."""
+    rows = [replace(row, max_tokens=8) for row in reversed(rows_of(400))]
+    with StandIn(KEY, behaviour=some(0.01, Does(after_s=12.0)), latency_s=0.01) as pool:
         began = time.monotonic()
-        rows = rows_of(400)[::-1]
-        hangs_late = [*rows[:100], *rows[100:]]
-        answer(job(pool, tmp_path, request_timeout_s=20.0), chunks_of(hangs_late), "p0")
-        assert time.monotonic() - began < 15
+        answer(job(pool, tmp_path, request_timeout_s=60.0), chunks_of(rows), "p0")
+        assert time.monotonic() - began < 10
     assert len(finished(tmp_path)) == 400
 
 
