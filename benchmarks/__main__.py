@@ -2,12 +2,16 @@
 
 import json
 
-from benchmarks import dag_parse
+from benchmarks import bookkeeping, dag_parse, dispatcher
 
 
 def main() -> None:
     """Run them one after the other."""
     print(json.dumps({"benchmark": "dag_parse", **dag_parse.measure(rounds=5)}))
+    for count in (10_000, 100_000):
+        print(json.dumps({"benchmark": "bookkeeping", **bookkeeping.measure(count)}), flush=True)
+    for line in dispatcher.measure([10_000, 100_000]):
+        print(json.dumps({"benchmark": "dispatcher", **line}), flush=True)
 
 
 if __name__ == "__main__":

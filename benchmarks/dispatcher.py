@@ -147,7 +147,9 @@ def measure(counts: list[int]) -> Iterator[dict[str, Any]]:
                 found = [(kind, in_a_process(kind, count, url)) for _ in range(rounds) for kind in KINDS]
             for kind in KINDS:
                 of_kind = [figures for name_, figures in found if name_ == kind]
-                medians = {key: round(statistics.median(one[key] for one in of_kind), 4) for key in of_kind[0]}
+                medians = {
+                    key: round(statistics.median(one[key] for one in of_kind), 4) for key in of_kind[0]
+                }
                 yield {"rows": count, "engine": name, "client": kind, **medians}
 
 

@@ -24,7 +24,10 @@ _ANSWER = json.dumps(
         "choices": [
             {
                 "index": 0,
-                "message": {"role": "assistant", "content": "An answer of some length, always the same. " * 5},
+                "message": {
+                    "role": "assistant",
+                    "content": "An answer of some length, always the same. " * 5,
+                },
                 "finish_reason": "stop",
             }
         ],
@@ -100,7 +103,9 @@ class FixedEngine:
             "running": self.running,
             "waiting": len(self.waiting),
         }
-        return json.dumps({"pool_id": "p", "model": "release-1", "draining": False, "workers": [worker]}).encode()
+        return json.dumps(
+            {"pool_id": "p", "model": "release-1", "draining": False, "workers": [worker]}
+        ).encode()
 
     def report(self) -> bytes:
         """Rows a second over all and between 10% and 90% of the rows, and how many were asked for twice."""

@@ -100,7 +100,7 @@ class Worker:
             return
         # Not trusted from now on, whatever the fault was.
         self.failures = max(self.failures, _FAILURES_OF_ROWS + 1)
-        longest_s = min(_FIRST_REST_S * 2 ** (self.failures - _FAILURES_OF_ROWS), _LONGEST_REST_S)
+        longest_s = min(_FIRST_REST_S * 2 ** (self.failures - _FAILURES_OF_ROWS - 1), _LONGEST_REST_S)
         self._until(retry_after_s if retry_after_s is not None else longest_s * random.uniform(0.5, 1.0))
 
     def is_full(self, retry_after_s: float | None) -> None:

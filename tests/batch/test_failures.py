@@ -36,10 +36,10 @@ MATRIX = {
     "500": some(0.2, Does(status=500, body=b"boom")),
     "429": some(0.2, Does(status=429, body=b"slow down", at_the_door=True)),
     "503 with Retry-After": some(0.2, Does(status=503, headers={"Retry-After": "0.2"}, at_the_door=True)),
-    "closes in mid answer": some(0.2, Does(closes=True)),
+    "closes in mid answer": some(0.04, Does(closes=True)),
     "invalid UTF-8": some(0.2, Does(body=b'{"choices": [{"message": {"content": "\xff\xfe"}}]}')),
     "invalid JSON": some(0.2, Does(body=b'{"choices": [')),
-    "another model": some(0.2, Does(body=b'{"model": "other", "choices": [{"message": {"content": "x"}}]}')),
+    "another model": some(0.04, Does(body=b'{"model": "other", "choices": [{"message": {"content": "x"}}]}')),
     "hangs": some(0.02, Does(after_s=4.0)),
     "slow": some(0.1, Does(after_s=0.3)),
 }
