@@ -7,14 +7,24 @@ reads nothing: call `current()`.
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from tasks.errors import InputError
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+class Notification(BaseModel):
+    """One of Airflow's notifiers, and when it is used."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    on: tuple[Literal["failure", "success"], ...] = ("failure",)
+    notifier: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    arguments: dict[str, Any] = Field(default_factory=dict)
 
 
 class Settings(BaseSettings):
@@ -33,6 +43,21 @@ class Settings(BaseSettings):
 
     node: str = "local"
     """The name of this host in run specs and in the ledger; one Airflow queue per node carries the same name."""
+
+    nodes: tuple[str, ...] = ()
+    """All hosts of the deployment (a JSON list), for the DAG that reaps on each; default: this one."""
+
+    node_queues: bool = False
+    """Whether the Airflow worker of each node serves a queue of the node's name, so that tasks go to their node."""
+
+    nightly: Path | None = None
+    """A folder of YAML files, one for each scheduled run; default: home/nightly."""
+
+    wait_step_s: float = Field(default=60.0, ge=1.0)
+    """How often a task that waits for what another run holds looks again; in between it holds no worker slot."""
+
+    notify: tuple[Notification, ...] = ()
+    """Who is told how a run ended (a JSON list of {on, notifier, arguments}); nobody by default."""
 
     ledger_url: SecretStr | None = None
     """libpq URL of the ledger. Prefer `ledger_url_file`: a file does not travel to child processes."""
@@ -173,6 +198,11 @@ class Settings(BaseSettings):
     def store(self) -> Path:
         """Where downloads and releases are."""
         return self.home / "store"
+
+    @property
+    def nightly_folder(self) -> Path:
+        """Where scheduled runs are described."""
+        return self.nightly or self.home / "nightly"
 
     @property
     def logs(self) -> Path:

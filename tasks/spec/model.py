@@ -173,12 +173,28 @@ class Limits(_Part):
 
     deadline: Duration = "6h"
     """From the run's start; what is not started by then stays not started."""
+    wait: Duration = "12h"
+    """How long the run may wait for what another one holds: devices, or the same batch. It holds nothing then."""
     max_tokens: int | None = Field(default=None, ge=1)
     """Prompt and answer tokens that the run may spend in all."""
     max_row_error_rate: float = Field(default=0.02, ge=0.0, le=1.0)
     """Failed rows over all rows; above it nothing is published and the answers stay resumable."""
     partial: bool = False
     """Whether a run that ends early publishes what it has, as a version of its own."""
+
+    @property
+    def deadline_s(self) -> int:
+        """`deadline` in seconds."""
+        return _seconds(self.deadline)
+
+    @property
+    def wait_s(self) -> int:
+        """`wait` in seconds."""
+        return _seconds(self.wait)
+
+
+def _seconds(duration: str) -> int:
+    return int(duration[:-1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[duration[-1]]
 
 
 class RunSpec(_Part):
