@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow.sdk import Param, get_current_context, task
 
+from tasks import settings
 from tasks.errors import Busy, Remedy, StageError
 from tasks.spec import RunSpec, params
 from tasks.stages import STAGES
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RETRIES = 3
-RETRY_DELAY = timedelta(seconds=20)
+RETRY_DELAY = timedelta(seconds=settings.current().retry_delay_s)
 """For what a later try can mend: a hub or a database that did not answer."""
 
 _HOLDS_THE_SLOT_S = 15.0
@@ -46,7 +47,7 @@ def run_spec_params(spec: RunSpec | None = None) -> dict[str, Param]:
 )
 def freeze() -> dict[str, Any]:
     """Start the run in the ledger; a run that has started keeps its spec."""
-    from tasks import settings, spec, stages
+    from tasks import spec, stages
     from tasks.ledger import Ledger
     from tasks.preflight import check_spec
 
@@ -91,7 +92,6 @@ def judge() -> str:
     """Close the run in the ledger and say how it went; fails when any of its tasks failed."""
     from airflow.sdk.exceptions import AirflowFailException
 
-    from tasks import settings
     from tasks.ledger import Ledger, close
 
     context = get_current_context()
@@ -118,8 +118,6 @@ def name_of_run(context: Any) -> str:
 
 def impatient_settings() -> "Settings":
     """The deployment's settings for a task: Airflow waits for other runs, and does so without a slot."""
-    from tasks import settings
-
     patient = settings.current()
     waits = {
         name: min(_HOLDS_THE_SLOT_S, getattr(patient, name)) for name in ("batch_wait_s", "weights_wait_s")
@@ -132,8 +130,6 @@ def answer(error: StageError, context: Any) -> NoReturn:
     from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowRescheduleException
 
     if isinstance(error, Busy) and (waited := _waited(context)) < (limit := _wait_limit(context)):
-        from tasks import settings
-
         step = timedelta(seconds=settings.current().wait_step_s)
         log.info("%s [waiting, %s of at most %s so far]", error, waited, limit)
         raise AirflowRescheduleException(datetime.now(UTC) + step)

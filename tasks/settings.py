@@ -53,6 +53,9 @@ class Settings(BaseSettings):
     nightly: Path | None = None
     """A folder of YAML files, one for each scheduled run; default: home/nightly."""
 
+    retry_delay_s: float = Field(default=20.0, ge=0.0)
+    """Between two tries of a task whose failure a retry can mend: a hub or a database that did not answer."""
+
     wait_step_s: float = Field(default=60.0, ge=1.0)
     """How often a task that waits for what another run holds looks again; in between it holds no worker slot."""
 
