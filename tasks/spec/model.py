@@ -27,24 +27,47 @@ class _Part(BaseModel):
 class Model(_Part):
     """Which weights."""
 
-    repo: str = Field(min_length=1, examples=["Qwen/Qwen3.5-9B"])
-    """A repository on the hub (`owner/name`)."""
+    repo: str = Field(min_length=1, examples=["Qwen/Qwen3.5-9B", "/models/qwen3.5-9b", "release:ID"])
+    """A repository on the hub (`owner/name`), a folder on the node (`/path`), or a release in its store
+    (`release:ID`; `convert` then says nothing but its `gate`)."""
     revision: str = Field(default="main", min_length=1)
     """A branch, tag or commit; pinned to a commit when the run first starts."""
+
+
+class Gate(_Part):
+    """What a converted release must hold to be published; null is the scheme's own limit (docs/weights.md)."""
+
+    max_perplexity_ratio: float | None = Field(default=None, gt=1.0)
+    """Perplexity of the release over that of the base, on held-out texts."""
+    max_kl: float | None = Field(default=None, gt=0.0)
+    """Mean KL divergence of the release's next token from the base's, in nats a token."""
+    max_weight_error: float | None = Field(default=None, gt=0.0)
+    """Of any one layer: norm of the difference to the base's matrix over the norm of that matrix."""
+    texts: str | None = Field(default=None, min_length=1, examples=["/data/held-out.jsonl"])
+    """Held-out texts, in a file like `calibration`'s; null: documentation texts that calibration never sees."""
+    tokens: int = Field(default=2048, ge=256, le=16_384)
+    """How many tokens of them are measured on."""
 
 
 class Convert(_Part):
     """How the weights are stored and computed with."""
 
     scheme: Literal["none", "fp8", "fp8_block", "awq"] = "awq"
-    """`awq`: 4-bit weights. `fp8`: 8-bit floats, activations scaled per token. `none`: as downloaded."""
+    """`awq`: 4-bit weights. `fp8`: 8-bit floats, activations scaled per token. `fp8_block`: 8-bit floats, a scale
+    for each 128 x 128 weights. `none`: as downloaded."""
     group_size: Literal[32, 64, 128] = 128
     """Weights that share one scale (awq only); must divide the input size of every layer."""
+    symmetric: bool = False
+    """Whether 4-bit values are spread evenly around zero (awq only): a little smaller and a little less exact."""
+    converter: Literal["llm-compressor", "autoawq"] = "llm-compressor"
+    """What makes awq. `autoawq` knows Qwen2, Qwen2.5 and dense Qwen3 only, and needs its own environment."""
     calibration: str | None = Field(default=None, min_length=1, examples=["/data/calibration.jsonl"])
     """Texts that awq measures activations on: a .jsonl or .parquet file with a column `text`, or a .txt file;
     best like the prompts to come. null: the documentation texts that ship with Python."""
     calibration_tokens: int = Field(default=4096, ge=256, le=1_000_000)
     """How many tokens of those texts awq looks at; its time grows with them."""
+    gate: Gate = Gate()
+    """What the release must hold to be published."""
 
 
 class MigLayout(_Part):

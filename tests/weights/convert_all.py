@@ -1,43 +1,72 @@
-"""Make the tiny checkpoints and convert each with every scheme.
+"""Make the tiny checkpoints, convert each with every scheme, and measure what came out.
 
 In one process, because importing the libraries takes longest. Run in the converting environment:
-`python convert_all.py FOLDER` fills FOLDER/base and FOLDER/made/NAME-SCHEME.
+`python convert_all.py FOLDER [NAME ...]` fills FOLDER/base, FOLDER/made/NAME-SCHEME/CANDIDATE and
+FOLDER/measured/NAME-SCHEME.json.
 """
 
+import json
 import sys
 from pathlib import Path
 
 import make_checkpoints
 
-from tasks.weights import calibration, converting, recipes, tensors
+from tasks.weights import activation_aware, calibration, converting, measuring, recipes, tensors
 
-SCHEMES = ("fp8", "fp8_block", "awq")
+SCHEMES = ("fp8", "fp8_block", "awq", "awq-symmetric")
 GROUP_SIZE = 64
+SYMMETRIC_TOO = ("qwen2", "qwen3_5_moe")
+"""One dense, one with experts: what `symmetric` changes is the same for all."""
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, names: list[str]) -> None:
     make_checkpoints.make(folder / "base")
-    for name in make_checkpoints.NAMES:
-        base = folder / "base" / name
-        recipe = recipes.of(tensors.read_config(base))
+    for name in names:
         for scheme in SCHEMES:
-            made = folder / "made" / f"{name}-{scheme}"
-            made.mkdir(parents=True)
-            converting.convert(
-                converting.Job(
-                    source=str(base),
-                    made=str(made),
-                    scheme=scheme,
-                    group_size=GROUP_SIZE,
-                    ignored=list(recipe.ignored),
-                    loader=recipe.loader,
-                    texts=calibration.texts(None, 256),
-                    tokens=256,
-                    sample_tokens=calibration.SAMPLE_TOKENS,
-                    progress=str(folder / "progress.json"),
-                )
-            )
+            if scheme != "awq-symmetric" or name in SYMMETRIC_TOO:
+                convert(folder, name, scheme)
+
+
+def convert(folder: Path, name: str, scheme: str) -> None:
+    base, made = folder / "base" / name, folder / "made" / f"{name}-{scheme}"
+    recipe = recipes.of(tensors.read_config(base))
+    made.mkdir(parents=True)
+    converting.convert(
+        converting.Job(
+            source=str(base),
+            made=str(made),
+            scheme=scheme.partition("-")[0],
+            group_size=GROUP_SIZE,
+            symmetric=scheme.endswith("symmetric"),
+            ignored=list(recipe.ignored),
+            loader=recipe.loader,
+            texts=calibration.texts(None, 256),
+            tokens=256,
+            sample_tokens=calibration.SAMPLE_TOKENS,
+            memory_bytes=2**40,
+            progress=str(folder / "progress.json"),
+        )
+    )
+    report = folder / "measured" / f"{made.name}.json"
+    report.parent.mkdir(exist_ok=True)
+    report.write_text(json.dumps(measure(base, {one.name: one for one in made.iterdir()})))
+
+
+def measure(base: Path, candidates: dict[str, Path]) -> dict[str, dict[str, object]]:
+    """What `measuring` finds, on fewer tokens than a release is measured on."""
+    scales = {name: folder / activation_aware.SCALES for name, folder in candidates.items()}
+    return measuring.measure(
+        measuring.Job(
+            base=str(base),
+            candidates={name: str(folder) for name, folder in candidates.items()},
+            scales={name: str(path) for name, path in scales.items() if path.exists()},
+            texts=calibration.held_out(None, 512),
+            tokens=512,
+            sample_tokens=128,
+            report="",
+        )
+    )
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:] or list(make_checkpoints.NAMES))
