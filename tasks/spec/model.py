@@ -12,7 +12,7 @@ Column = Annotated[str, Field(min_length=1, max_length=128)]
 Duration = Annotated[str, Field(pattern=r"^[1-9][0-9]*[smhd]$", examples=["90m", "6h"])]
 
 
-class _Part(BaseModel):
+class Part(BaseModel):
     """A part of the spec: frozen, strict about its fields, documented by its attribute docstrings."""
 
     model_config = ConfigDict(
@@ -24,7 +24,7 @@ class _Part(BaseModel):
     )
 
 
-class Model(_Part):
+class Model(Part):
     """Which weights."""
 
     repo: str = Field(min_length=1, examples=["Qwen/Qwen3.5-9B", "/models/qwen3.5-9b", "release:ID"])
@@ -34,7 +34,7 @@ class Model(_Part):
     """A branch, tag or commit; pinned to a commit when the run first starts."""
 
 
-class Gate(_Part):
+class Gate(Part):
     """What a converted release must hold to be published; null is the scheme's own limit (docs/weights.md)."""
 
     max_perplexity_ratio: float | None = Field(default=None, gt=1.0)
@@ -49,7 +49,7 @@ class Gate(_Part):
     """How many tokens of them are measured on."""
 
 
-class Convert(_Part):
+class Convert(Part):
     """How the weights are stored and computed with."""
 
     scheme: Literal["none", "fp8", "fp8_block", "awq"] = "awq"
@@ -70,7 +70,7 @@ class Convert(_Part):
     """What the release must hold to be published."""
 
 
-class MigLayout(_Part):
+class MigLayout(Part):
     """Cut GPUs into MIG devices; one worker each."""
 
     mig: dict[str, Annotated[int, Field(ge=1, le=7)]] = Field(min_length=1, examples=[{"3g.40gb": 2}])
@@ -79,7 +79,7 @@ class MigLayout(_Part):
     """All GPUs, a number of them, or their indices."""
 
 
-class TensorParallelLayout(_Part):
+class TensorParallelLayout(Part):
     """Full GPUs, grouped; one worker for each group."""
 
     tensor_parallel: int = Field(ge=1, le=16)
@@ -88,7 +88,7 @@ class TensorParallelLayout(_Part):
     """All GPUs, a number of them, or their indices."""
 
 
-class CpuLayout(_Part):
+class CpuLayout(Part):
     """No GPU: workers on CPU cores. For a laptop and for tests; slow."""
 
     cpu: int = Field(ge=1, le=64)
@@ -113,7 +113,7 @@ Layout = Annotated[
 ]
 
 
-class Serving(_Part):
+class Serving(Part):
     """How each worker serves the release."""
 
     max_model_len: int = Field(default=4096, ge=16)
@@ -138,7 +138,7 @@ class Serving(_Part):
     """Further flags of `vllm serve`, without dashes; checked against what the installed vLLM knows."""
 
 
-class Sampling(_Part):
+class Sampling(Part):
     """How answers are drawn."""
 
     max_tokens: int = Field(default=512, ge=1)
@@ -163,7 +163,7 @@ _ONE_SOURCE_OF_TEXT: dict[str, Any] = {
 """The same rule as the validator's, for those who check against the JSON schema alone."""
 
 
-class Batch(_Part):
+class Batch(Part):
     """The rows: where they come from, what is asked, where answers go."""
 
     model_config = ConfigDict(json_schema_extra=_ONE_SOURCE_OF_TEXT)
@@ -191,7 +191,7 @@ class Batch(_Part):
         return self
 
 
-class Limits(_Part):
+class Limits(Part):
     """When a run stops itself, and what it may publish."""
 
     deadline: Duration = "6h"
@@ -220,7 +220,7 @@ def _seconds(duration: str) -> int:
     return int(duration[:-1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[duration[-1]]
 
 
-class RunSpec(_Part):
+class RunSpec(Part):
     """Everything a run needs."""
 
     version: Literal[1] = 1

@@ -159,6 +159,7 @@ def _job(base: Path, recipe: recipes.Recipe, work: Path, context: Context) -> co
         source=str(base),
         made=str(work / "made"),
         scheme=asked.scheme,
+        candidates=[converting.ROUNDED, "awq"] if asked.scheme == "awq" else [asked.scheme],
         group_size=asked.group_size,
         symmetric=asked.symmetric,
         ignored=list(recipe.ignored),

@@ -35,6 +35,8 @@ class Job:
     made: str
     """The folder that receives a folder for each candidate, with weights, index and config.json."""
     scheme: str
+    candidates: list[str]
+    """Which of them to make: the scheme's name, and for awq `ROUNDED` as well."""
     group_size: int
     symmetric: bool
     ignored: list[str]
@@ -61,15 +63,16 @@ def main() -> None:
 
 
 def convert(job: Job) -> None:
-    """Fill the job's folder with one candidate, or for awq with two: rounded to nearest, and awq."""
-    fix_randomness()
-    if job.scheme == "awq":
-        stream(job, Path(job.made, ROUNDED), _rounded(job))
-        from tasks.weights.activation_aware import convert_with_activations
+    """Fill the job's folder with the candidates."""
+    from tasks.weights.activation_aware import convert_with_activations
 
-        convert_with_activations(job, Path(job.made, "awq"))
-    else:
-        stream(job, Path(job.made, job.scheme), _PRESETS[job.scheme])
+    fix_randomness()
+    for candidate in job.candidates:
+        made = Path(job.made, candidate)
+        if candidate == "awq":
+            convert_with_activations(job, made)
+        else:
+            stream(job, made, _rounded(job) if candidate == ROUNDED else _PRESETS[candidate])
 
 
 def stream(job: Job, made: Path, scheme: Any) -> None:

@@ -1,7 +1,7 @@
-"""Make the tiny checkpoints, convert each with every scheme, and measure what came out.
+"""Make the tiny checkpoints, convert them, and measure what came out.
 
 In one process, because importing the libraries takes longest. Run in the converting environment:
-`python convert_all.py FOLDER [NAME ...]` fills FOLDER/base, FOLDER/made/NAME-SCHEME/CANDIDATE and
+`python convert_all.py FOLDER NAME:SCHEME ...` fills FOLDER/base, FOLDER/made/NAME-SCHEME/CANDIDATE and
 FOLDER/measured/NAME-SCHEME.json.
 """
 
@@ -13,18 +13,14 @@ import make_checkpoints
 
 from tasks.weights import activation_aware, calibration, converting, measuring, recipes, tensors
 
-SCHEMES = ("fp8", "fp8_block", "awq", "awq-symmetric")
+CANDIDATES = {"fp8": ["fp8"], "fp8_block": ["fp8_block"], "awq": ["rtn", "awq"], "awq-symmetric": ["rtn"]}
 GROUP_SIZE = 64
-SYMMETRIC_TOO = ("qwen2", "qwen3_5_moe")
-"""One dense, one with experts: what `symmetric` changes is the same for all."""
 
 
-def main(folder: Path, names: list[str]) -> None:
+def main(folder: Path, wanted: list[str]) -> None:
     make_checkpoints.make(folder / "base")
-    for name in names:
-        for scheme in SCHEMES:
-            if scheme != "awq-symmetric" or name in SYMMETRIC_TOO:
-                convert(folder, name, scheme)
+    for one in wanted:
+        convert(folder, *one.split(":"))
 
 
 def convert(folder: Path, name: str, scheme: str) -> None:
@@ -36,6 +32,7 @@ def convert(folder: Path, name: str, scheme: str) -> None:
             source=str(base),
             made=str(made),
             scheme=scheme.partition("-")[0],
+            candidates=CANDIDATES[scheme],
             group_size=GROUP_SIZE,
             symmetric=scheme.endswith("symmetric"),
             ignored=list(recipe.ignored),
@@ -69,4 +66,4 @@ def measure(base: Path, candidates: dict[str, Path]) -> dict[str, dict[str, obje
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:] or list(make_checkpoints.NAMES))
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -1,6 +1,7 @@
 """The real converter on tiny checkpoints of every architecture; its stage killed, shared, repeated."""
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -20,7 +21,6 @@ from tests.runs import outputs, wait_until
 from tests.weights.world import REPO, World
 
 HERE = Path(__file__).parent
-SYMMETRIC_TOO = ("qwen2", "qwen3_5_moe")
 LAYER, NEIGHBOUR = "model.layers.1.self_attn.q_proj", "model.layers.0.self_attn.q_proj"
 CARRIED_OVER = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"}
 
@@ -40,26 +40,21 @@ KEPT = {
 ALL_KEPT = sorted(set.union(*KEPT.values()), key=lambda known: (known not in ("visual", "mtp"), known))
 
 NAMES = ("qwen2", "qwen3", "qwen3_moe", "qwen3_5", "qwen3_5_vl", "qwen3_5_moe", "qwen3_5_moe_vl")
-CANDIDATES = {
-    "fp8": ("fp8",),
-    "fp8_block": ("fp8_block",),
-    "awq": ("awq", "rtn"),
-    "awq-symmetric": ("awq", "rtn"),
-}
+CANDIDATES = {"fp8": ["fp8"], "fp8_block": ["fp8_block"], "awq": ["awq", "rtn"], "awq-symmetric": ["rtn"]}
+AWQ = NAMES if os.environ.get("QWEN_TEST_EVERYTHING") else ("qwen2", "qwen3_5_vl", "qwen3_5_moe")
+"""awq takes half a minute each; these three have all that the others have."""
 CONVERTED = [
-    (name, scheme)
-    for name in NAMES
-    for scheme in CANDIDATES
-    if scheme != "awq-symmetric" or name in SYMMETRIC_TOO
+    *((name, scheme) for name in NAMES for scheme in ("fp8", "fp8_block")),
+    *((name, "awq") for name in AWQ),
+    ("qwen2", "awq-symmetric"),
 ]
-MOE = [name for name in NAMES if "moe" in name]
 
 
 @pytest.fixture(scope="session")
 def conversions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder with `base/NAME`, `made/NAME-SCHEME/CANDIDATE` and `measured/NAME-SCHEME.json`."""
     folder = tmp_path_factory.mktemp("conversions")
-    run_in_converting_environment("convert_all.py", folder)
+    run_in_converting_environment("convert_all.py", folder, *(":".join(one) for one in CONVERTED))
     return folder
 
 
@@ -120,7 +115,7 @@ def test_fp8_keeps_every_unquantized_tensor_bit_for_bit(conversions: Path, name:
     assert {one: tensor_bytes(made, one) for one in kept} == {one: tensor_bytes(base, one) for one in kept}
 
 
-@pytest.mark.parametrize("name", MOE)
+@pytest.mark.parametrize("name", [name for name in AWQ if "moe" in name])
 def test_awq_makes_the_router_up_for_a_norm_that_it_scaled(conversions: Path, name: str) -> None:
     awq = measurements(conversions / "measured" / f"{name}-awq.json")["awq"]
     routers = [one for one in awq.scaled if one.endswith("mlp.gate.weight")]
@@ -206,7 +201,7 @@ def test_a_spec_may_be_stricter_or_laxer_than_the_scheme() -> None:
 
 
 def test_awq_keeps_the_layers_that_the_model_class_does_not_load(conversions: Path) -> None:
-    base, made = conversions / "base" / "qwen3_5", conversions / "made" / "qwen3_5-awq" / "awq"
+    base, made = conversions / "base" / "qwen3_5_moe", conversions / "made" / "qwen3_5_moe-awq" / "awq"
     layers = [name for name in tensors.read(base) if name.startswith("mtp.")]
 
     assert layers
@@ -298,7 +293,7 @@ class CountingEnvironment:
         return len(self._starts.read_text().splitlines()) if self._starts.exists() else 0
 
 
-def run_in_converting_environment(script: str, *arguments: Path) -> None:
+def run_in_converting_environment(script: str, *arguments: Path | str) -> None:
     subprocess.run(
         [Settings().python_convert, HERE / script, *arguments],
         check=True,
