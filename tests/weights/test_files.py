@@ -87,8 +87,8 @@ def test_a_layer_that_no_group_size_divides_is_named(tmp_path: Path) -> None:
 def test_the_table_keeps_what_must_stay_precise(module: str) -> None:
     recipe = recipes.RECIPES["Qwen3_5ForConditionalGeneration"]
 
-    assert not recipe.quantizes(f"{module}.weight", (64, 64))
-    assert recipe.quantizes("model.language_model.layers.0.linear_attn.in_proj_qkv.weight", (64, 64))
+    assert not recipe.matrices(f"{module}.weight", (64, 64))
+    assert recipe.matrices("model.language_model.layers.0.linear_attn.in_proj_qkv.weight", (64, 64))
 
 
 @pytest.mark.parametrize(
