@@ -74,6 +74,9 @@ class Settings(BaseSettings):
     python_convert: Path = REPOSITORY / ".envs/convert/bin/python"
     """Converts weights; an environment of its own, because its pins conflict with Airflow's and vLLM's."""
 
+    python_autoawq: Path = REPOSITORY / ".envs/autoawq/bin/python"
+    """The other converter, which few need; `make setup WITH=autoawq` makes its environment."""
+
     python_serving: Path = REPOSITORY / ".envs/serving/bin/python"
     """Runs vLLM; point it at a CUDA build on a node with GPUs."""
 

@@ -15,13 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.weights import tensors
+from tasks.weights.scales import SCALES, Noted
 
 if TYPE_CHECKING:
     from tasks.weights.converting import Job
-
-SCALES = "scales"
-"""A safetensors file beside the candidate's weights, never published: `MODULE.inputs` and `MODULE.outputs`,
-by which the columns and rows of a module's weight were multiplied."""
 
 _SHARD_SIZE = "4GB"
 """Several files load in parallel, and each is hashed on its own."""
@@ -46,8 +43,8 @@ def convert_with_activations(job: "Job", made: Path) -> None:
     _run_without_accelerator()
     layers = int(model.config.get_text_config().num_hidden_layers)
     _after_each(AWQModifier, "on_sequential_epoch_end", _reporter(job, layers))
-    scales = _Scales()
-    scales.note_those_of(AWQModifier)
+    scales = Noted()
+    _note_scales(AWQModifier, scales)
     samples = _samples(job)
     oneshot(
         model=model,
@@ -121,42 +118,18 @@ def _mappings(model: Any) -> list[Any]:
     return mappings
 
 
-class _Scales:
-    """By what each module's weight was multiplied, noted while awq works."""
+def _note_scales(modifier: Any, scales: Noted) -> None:
+    """Listen to the search for scales; what it finds is applied at once, always in the same way."""
+    original = modifier._compute_best_scale
+    original = getattr(original, "__wrapped__", original)
 
-    def __init__(self) -> None:
-        self.modules: dict[str, dict[str, Any]] = {}
+    @wraps(original)
+    def compute(modifying: Any, mapping: Any, *arguments: Any) -> Any:
+        found = original(modifying, mapping, *arguments)
+        scales.note(mapping.smooth_name, mapping.balance_names, found)
+        return found
 
-    def note_those_of(self, modifier: Any) -> None:
-        """Listen to the search for scales; what it finds is applied at once, always in the same way."""
-        original = modifier._compute_best_scale
-        original = getattr(original, "__wrapped__", original)
-
-        @wraps(original)
-        def compute(modifying: Any, mapping: Any, *arguments: Any) -> Any:
-            scales = original(modifying, mapping, *arguments)
-            for name in mapping.balance_names:
-                self._multiply(name, "inputs", scales)
-            self._multiply(mapping.smooth_name, "outputs", 1 / scales)
-            return scales
-
-        modifier._compute_best_scale = compute
-
-    def save(self, path: Path) -> None:
-        """Write them beside the weights."""
-        from safetensors.torch import save_file
-
-        found = {
-            f"{name}.{side}": scales.contiguous()
-            for name, sides in self.modules.items()
-            for side, scales in sides.items()
-        }
-        save_file(found, path)
-
-    def _multiply(self, name: str, side: str, scales: Any) -> None:
-        sides = self.modules.setdefault(name, {})
-        scales = scales.detach().float().cpu().clone()
-        sides[side] = sides[side] * scales if side in sides else scales
+    modifier._compute_best_scale = compute
 
 
 def _samples(job: "Job") -> list[dict[str, Any]]:

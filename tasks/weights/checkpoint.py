@@ -6,7 +6,6 @@ zero points shows as a difference to the base, instead of being undone by its ow
 Formats: compressed-tensors' `pack-quantized` and `float-quantized`, and AutoAWQ's `gemm`.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -96,35 +95,6 @@ class Checkpoint:
         inputs, outputs = values.shape
         grouped = values.reshape(scales.shape[0], -1, outputs)
         return ((grouped - zeros.unsqueeze(1)) * scales.unsqueeze(1)).reshape(inputs, outputs).t()
-
-
-class Scales:
-    """What awq multiplied columns and rows by; see `activation_aware.SCALES`. Empty for other candidates."""
-
-    def __init__(self, path: Path | None, recipe: Recipe) -> None:
-        from safetensors.torch import load_file
-
-        self._found: Mapping[str, Any] = load_file(path) if path is not None and path.exists() else {}
-        self._recipe = recipe
-
-    def apply(self, name: str, value: Any) -> Any:
-        """The base's tensor `name` as it should be in the candidate, before rounding."""
-        module, _, kind = name.rpartition(".")
-        rows, columns = self._found.get(f"{module}.outputs"), self._found.get(f"{module}.inputs")
-        if kind == "weight" and columns is not None:
-            value = value.float() * columns
-        if rows is not None:
-            if value.ndim == 1 and kind == "weight" and self._recipe.offset_norms:
-                return (1 + value.float()) * rows - 1
-            value = value.float() * (rows if value.ndim == 1 else rows.unsqueeze(-1))
-        return value
-
-    def touch(self, name: str) -> bool:
-        """Whether the tensor was scaled."""
-        module = name.rpartition(".")[0]
-        return f"{module}.outputs" in self._found or (
-            f"{module}.inputs" in self._found and name.endswith(".weight")
-        )
 
 
 def _nibbles(packed: Any, order: tuple[int, ...] = tuple(range(_VALUES_IN_INT32))) -> Any:

@@ -13,8 +13,9 @@ from typing import Any
 
 from tasks.contract import Context
 from tasks.errors import InputError
+from tasks.spec import Convert
 from tasks.weights import (
-    activation_aware,
+    autoawq,
     calibration,
     child,
     converting,
@@ -26,6 +27,7 @@ from tasks.weights import (
     tensors,
     trial,
 )
+from tasks.weights.scales import SCALES
 from tasks.weights.store import Manifest
 from tasks.weights.verify import is_converted, verify
 
@@ -50,6 +52,7 @@ def convert(base: Path, base_manifest: Manifest, work: Path, context: Context) -
     recipe = recipes.of(tensors.read_config(base))
     if asked.scheme == "awq":
         tensors.check_group_size(base, asked.group_size)
+        autoawq.check(asked, tensors.read_config(base), context.settings)
     held_out = _held_out(context)
     job = _job(base, recipe, work, context)
     child.run(
@@ -61,12 +64,15 @@ def convert(base: Path, base_manifest: Manifest, work: Path, context: Context) -
         says="the converter",
         progress=Path(job.progress),
     )
+    if asked.converter == "autoawq":
+        autoawq.run(job, work, context)
     candidates = {}
     for made in sorted(Path(job.made).iterdir()):
         candidates[made.name] = release = work / made.name
         release.mkdir()
         assemble(base, base_manifest, made, release)
-        verify(base, release, asked.scheme, asked.group_size, asked.symmetric, recipe)
+        layout = autoawq.LAYOUT if asked.converter == "autoawq" and made.name == "awq" else asked.scheme
+        verify(base, release, layout, asked.group_size, asked.symmetric, recipe)
     measured = measure(base, candidates, Path(job.made), held_out, work, context)
     chosen = gate.choose(measured, gate.limits_of(asked.scheme, asked.gate))
     records = {name: candidate.record() for name, candidate in measured.items()}
@@ -74,7 +80,7 @@ def convert(base: Path, base_manifest: Manifest, work: Path, context: Context) -
     metrics = {"made_by": chosen, **records[chosen]}
     if len(records) > 1:
         metrics["others"] = {name: record for name, record in records.items() if name != chosen}
-    reason = trial.why_not(asked.scheme, recipe, base_manifest, context)
+    reason = trial.why_not(asked.scheme, recipe, base_manifest.bytes, context.settings)
     metrics["served"] = (
         f"{trial.NOT_SERVED}: {reason}"
         if reason
@@ -122,7 +128,7 @@ def measure(
     context: Context,
 ) -> dict[str, gate.Measured]:
     """Each candidate's numbers."""
-    scales = {name: made / name / activation_aware.SCALES for name in candidates}
+    scales = {name: made / name / SCALES for name in candidates}
     job = measuring.Job(
         base=str(base),
         candidates={name: str(folder) for name, folder in candidates.items()},
@@ -149,6 +155,8 @@ def _job(base: Path, recipe: recipes.Recipe, work: Path, context: Context) -> co
     asked = context.run.spec.convert
     stored = tensors.read(base)
     need = memory.need(stored, asked.scheme, max(asked.calibration_tokens, asked.gate.tokens))
+    if asked.converter == "autoawq":
+        need = need.all_in_memory()
     available = memory.available()
     what = f"converting {context.run.spec.model.repo} to {asked.scheme}"
     memory.require(need, available, what)
@@ -159,7 +167,7 @@ def _job(base: Path, recipe: recipes.Recipe, work: Path, context: Context) -> co
         source=str(base),
         made=str(work / "made"),
         scheme=asked.scheme,
-        candidates=[converting.ROUNDED, "awq"] if asked.scheme == "awq" else [asked.scheme],
+        candidates=_candidates(asked),
         group_size=asked.group_size,
         symmetric=asked.symmetric,
         ignored=list(recipe.ignored),
@@ -170,6 +178,13 @@ def _job(base: Path, recipe: recipes.Recipe, work: Path, context: Context) -> co
         memory_bytes=need.in_memory_bytes(available),
         progress=str(work / "progress.json"),
     )
+
+
+def _candidates(asked: Convert) -> list[str]:
+    """What the converter makes: awq is always measured against plain rounding to the same bits and groups."""
+    if asked.scheme != "awq":
+        return [asked.scheme]
+    return [converting.ROUNDED] if asked.converter == "autoawq" else [converting.ROUNDED, "awq"]
 
 
 def _calibration(context: Context) -> list[str]:

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from tasks.weights import recipes, tensors
-from tasks.weights.checkpoint import Checkpoint, Scales
+from tasks.weights.checkpoint import Checkpoint
+from tasks.weights.scales import Scales
 from tasks.weights.streamed import Streamed
 
 log = logging.getLogger("measuring")
@@ -66,7 +67,8 @@ def measure(job: Job) -> dict[str, dict[str, Any]]:
         report = {}
         for name, folder in job.candidates.items():
             candidate = Checkpoint(Path(folder), recipe)
-            scales = Scales(Path(job.scales[name]) if name in job.scales else None, recipe)
+            noted = Path(job.scales[name]) if name in job.scales else None
+            scales = Scales(noted, offset_norms=recipe.offset_norms)
             errors = weight_errors(base, candidate, scales)
             found = model.hidden_states(candidate, samples)
             compared = model.compare(samples, (base, expected), (candidate, found))

@@ -43,6 +43,10 @@ class Need:
         """How much of the model must be kept on the disk."""
         return max(0, self.model_bytes - self.in_memory_bytes(available_bytes))
 
+    def all_in_memory(self) -> "Need":
+        """The same for a converter that keeps nothing on the disk."""
+        return Need(self.least_bytes + self.model_bytes, 0)
+
 
 def need(stored: Mapping[str, Tensor], scheme: str, tokens: int) -> Need:
     """What converting this checkpoint takes.

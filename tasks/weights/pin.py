@@ -25,6 +25,8 @@ RECIPE_VERSION = 2
 _LIBRARIES = ("compressed-tensors", "llmcompressor", "safetensors", "torch", "transformers")
 """What decides over a converted checkpoint's bytes."""
 
+_AUTOAWQ_LIBRARIES = ("autoawq", "torch", "transformers")
+
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -39,7 +41,7 @@ def pin(spec: RunSpec, settings: Settings) -> dict[str, Any]:
     if source.release_named(spec.model.repo) is not None:
         return _pins_of_release(spec.model.repo, settings)
     commit = _commit(spec.model.repo, spec.model.revision, settings)
-    versions = converter_versions(settings.python_convert) if spec.convert.scheme != "none" else {}
+    versions = _versions(spec.convert, settings)
     fingerprint = {
         "repo": spec.model.repo,
         "commit": commit,
@@ -55,6 +57,17 @@ def pin(spec: RunSpec, settings: Settings) -> dict[str, Any]:
         "fingerprint": fingerprint,
         "release_id": release_id(fingerprint),
     }
+
+
+def _versions(convert: Convert, settings: Settings) -> dict[str, str]:
+    if convert.scheme == "none":
+        return {}
+    versions = converter_versions(settings.python_convert)
+    if convert.scheme == "awq" and convert.converter == "autoawq":
+        versions |= {
+            f"autoawq: {name}": found for name, found in autoawq_versions(settings.python_autoawq).items()
+        }
+    return versions
 
 
 def release_id(fingerprint: dict[str, Any]) -> str:
@@ -80,18 +93,27 @@ def converter_versions(python: Path) -> dict[str, str]:
     Raises:
         StageFailed: it is not there, or a library is missing in it.
     """
+    return _installed(python, _LIBRARIES, "make setup", "QWEN_PIPELINE_PYTHON_CONVERT")
+
+
+def autoawq_versions(python: Path) -> dict[str, str]:
+    """Likewise, of the other converter's environment."""
+    return _installed(python, _AUTOAWQ_LIBRARIES, "make setup WITH=autoawq", "QWEN_PIPELINE_PYTHON_AUTOAWQ")
+
+
+def _installed(python: Path, libraries: tuple[str, ...], command: str, setting: str) -> dict[str, str]:
     folders = [str(path) for path in python.parent.parent.glob("lib/python3*/site-packages")]
     found = {
         distribution.metadata["Name"].lower().replace("_", "-"): distribution.version
         for distribution in metadata.distributions(path=folders)
     }
-    missing = [library for library in _LIBRARIES if library not in found]
+    missing = [library for library in libraries if library not in found]
     if missing:
         raise StageFailed(
-            f"the converting environment of {python} lacks {', '.join(missing)}: run `make setup`, or set "
-            f"QWEN_PIPELINE_PYTHON_CONVERT to the interpreter of one that has them"
+            f"the converting environment of {python} lacks {', '.join(missing)}: run `{command}`, or set "
+            f"{setting} to the interpreter of one that has them"
         )
-    return {library: found[library] for library in _LIBRARIES}
+    return {library: found[library] for library in libraries}
 
 
 def is_recalled(repo: str, revision: str, commit: str, context: Context) -> bool:

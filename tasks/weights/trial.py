@@ -5,17 +5,17 @@ The engine must also think of held-out text what measuring found: then it reads 
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from tasks.contract import Context
 from tasks.errors import StageFailed
+from tasks.settings import Settings
 from tasks.weights import child, memory, tensors
 from tasks.weights.gate import Measured
 from tasks.weights.recipes import Recipe
-from tasks.weights.store import Manifest
 from tasks.weights.trying import Job
 
 log = logging.getLogger(__name__)
@@ -32,16 +32,15 @@ _ENGINE_BYTES = 2 * 2**30
 NOT_SERVED = "not served yet"
 
 
-def why_not(scheme: str, recipe: Recipe, base: Manifest, context: Context) -> str | None:
+def why_not(scheme: str, recipe: Recipe, base_bytes: int, settings: Settings) -> str | None:
     """Why this node's CPU cannot try such a release; None when it can."""
-    settings = context.settings
     if not settings.try_releases:
         return "QWEN_PIPELINE_TRY_RELEASES is off"
     if not _is_for_cpu(settings.python_serving):
         return "the serving environment's vLLM is for GPUs, and converting holds none"
     if scheme == "fp8_block" or recipe.experts:
         return "vLLM has no kernels for this format on a CPU"
-    wanted = _ENGINE_BYTES + 2 * base.bytes
+    wanted = _ENGINE_BYTES + 2 * base_bytes
     if memory.available() < wanted:
         return (
             f"it takes some {wanted / 1e9:.1f} GB of memory, and {memory.available() / 1e9:.1f} GB are free"
@@ -51,7 +50,7 @@ def why_not(scheme: str, recipe: Recipe, base: Manifest, context: Context) -> st
 
 def try_out(
     release: Path, measured: Measured, texts: Sequence[str], sample_tokens: int, work: Path, context: Context
-) -> dict[str, Any]:
+) -> str:
     """Load it, ask it; returns what to record.
 
     Raises:
@@ -72,15 +71,24 @@ def try_out(
         extra=_environment(work),
     )
     found = json.loads(report.read_text())
+    judge(found, measured, len(sequences))
+    return f"{found['engine']} on CPU"
+
+
+def judge(found: Mapping[str, Any], measured: Measured, sequences: int) -> None:
+    """Whether the engine answered each sequence, and thinks of them what was measured.
+
+    Raises:
+        StageFailed: it does not.
+    """
     theirs, ours = (sum(losses) / len(losses) for losses in (found["losses"], measured.losses))
-    if found["answer_tokens"] < len(sequences) or not abs(theirs - ours) <= _LOSS_TOLERANCE:
+    if found["answer_tokens"] < sequences or not abs(theirs - ours) <= _LOSS_TOLERANCE:
         raise StageFailed(
             f"{found['engine']} loads the release and reads it differently: {theirs:.3f} nats a token of "
             f"held-out text where {ours:.3f} were measured, {found['answer_tokens']} token(s) answered. "
             f"Nothing was published; the versions of vLLM and of the converter may not go together"
         )
     log.info("%s loads it and answers; %.3f nats a token, measured were %.3f", found["engine"], theirs, ours)
-    return {"served": f"{found['engine']} on CPU"}
 
 
 def _is_for_cpu(python: Path) -> bool:

@@ -17,7 +17,13 @@ from tasks.weights.tensors import Tensor
 Expected = Mapping[str, tuple[frozenset[str], tuple[int, ...]]]
 """Tensor name to the types it may have and its shape."""
 
-_FORMATS = {"fp8": "float-quantized", "fp8_block": "float-quantized", "awq": "pack-quantized"}
+_FORMATS = {
+    "fp8": ("compressed-tensors", "float-quantized"),
+    "fp8_block": ("compressed-tensors", "float-quantized"),
+    "awq": ("compressed-tensors", "pack-quantized"),
+    "autoawq": ("awq", None),
+}
+"""quant_method and format in config.json, by scheme; `autoawq` is awq by the converter of that name."""
 
 _SCALES = frozenset({"BF16", "F16", "F32"})
 
@@ -73,6 +79,13 @@ def _quantized(name: str, shape: tuple[int, int], scheme: str, group_size: int, 
     """What stands for a quantized matrix of that name, in compressed-tensors' terms."""
     rows, columns = shape
     module = name.removesuffix("weight")
+    if scheme == "autoawq":  # transposed: inputs first
+        packed, halves = frozenset({"I32"}), frozenset({"F16"})
+        return {
+            f"{module}qweight": (packed, (columns, rows // _VALUES_IN_INT32)),
+            f"{module}qzeros": (packed, (columns // group_size, rows // _VALUES_IN_INT32)),
+            f"{module}scales": (halves, (columns // group_size, rows)),
+        }
     if scheme == "awq":
         groups = columns // group_size
         zero_points = (frozenset({"I32"}), (math.ceil(rows / _VALUES_IN_INT32), groups))
@@ -119,13 +132,11 @@ def _check_config(base: Path, release: Path, scheme: str) -> None:
         raise StageFailed(
             "config.json of the converted checkpoint has no quantization_config: no engine could load it"
         )
-    if (
-        quantization.get("quant_method") != "compressed-tensors"
-        or quantization.get("format") != _FORMATS[scheme]
-    ):
+    said = quantization.get("quant_method"), quantization.get("format")
+    if said != _FORMATS[scheme]:
         raise StageFailed(
-            f"config.json of the converted checkpoint says {quantization.get('quant_method')} "
-            f"{quantization.get('format')} and should say compressed-tensors {_FORMATS[scheme]}"
+            f"config.json of the converted checkpoint says {said[0]} {said[1]} and should say "
+            f"{_FORMATS[scheme][0]} {_FORMATS[scheme][1]}"
         )
     if config != tensors.read_config(base):
         raise StageFailed(

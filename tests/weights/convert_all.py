@@ -11,7 +11,8 @@ from pathlib import Path
 
 import make_checkpoints
 
-from tasks.weights import activation_aware, calibration, converting, measuring, recipes, tensors
+from tasks.weights import calibration, converting, measuring, recipes, tensors
+from tasks.weights.scales import SCALES
 
 CANDIDATES = {"fp8": ["fp8"], "fp8_block": ["fp8_block"], "awq": ["rtn", "awq"], "awq-symmetric": ["rtn"]}
 GROUP_SIZE = 64
@@ -51,7 +52,7 @@ def convert(folder: Path, name: str, scheme: str) -> None:
 
 def measure(base: Path, candidates: dict[str, Path]) -> dict[str, dict[str, object]]:
     """What `measuring` finds, on fewer tokens than a release is measured on."""
-    scales = {name: folder / activation_aware.SCALES for name, folder in candidates.items()}
+    scales = {name: folder / SCALES for name, folder in candidates.items()}
     return measuring.measure(
         measuring.Job(
             base=str(base),

@@ -1,11 +1,9 @@
 """The real converter on tiny checkpoints of every architecture; its stage killed, shared, repeated."""
 
 import json
-import os
 import re
 import shutil
 import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +11,22 @@ import pytest
 
 from tasks.errors import StageFailed
 from tasks.node import processes
-from tasks.settings import Settings
 from tasks.spec.model import Gate
 from tasks.weights import conversion, gate, recipes, store, tensors
 from tasks.weights.verify import verify, verify_carried_over
 from tests.runs import outputs, wait_until
-from tests.weights.world import REPO, World
+from tests.weights.converted import (
+    AWQ,
+    CANDIDATES,
+    CONVERTED,
+    NAMES,
+    measurement,
+    measurements,
+    run_in_converting_environment,
+    serve,
+)
+from tests.weights.world import World
 
-HERE = Path(__file__).parent
 LAYER, NEIGHBOUR = "model.layers.1.self_attn.q_proj", "model.layers.0.self_attn.q_proj"
 CARRIED_OVER = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"}
 
@@ -38,24 +44,6 @@ KEPT = {
     "qwen3_5_moe_vl": HEADS | DELTA_NET | ROUTER | SHARED | {"lm_head", "visual"},
 }
 ALL_KEPT = sorted(set.union(*KEPT.values()), key=lambda known: (known not in ("visual", "mtp"), known))
-
-NAMES = ("qwen2", "qwen3", "qwen3_moe", "qwen3_5", "qwen3_5_vl", "qwen3_5_moe", "qwen3_5_moe_vl")
-CANDIDATES = {"fp8": ["fp8"], "fp8_block": ["fp8_block"], "awq": ["awq", "rtn"], "awq-symmetric": ["rtn"]}
-AWQ = NAMES if os.environ.get("QWEN_TEST_EVERYTHING") else ("qwen2", "qwen3_5_vl", "qwen3_5_moe")
-"""awq takes half a minute each; these three have all that the others have."""
-CONVERTED = [
-    *((name, scheme) for name in NAMES for scheme in ("fp8", "fp8_block")),
-    *((name, "awq") for name in AWQ),
-    ("qwen2", "awq-symmetric"),
-]
-
-
-@pytest.fixture(scope="session")
-def conversions(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder with `base/NAME`, `made/NAME-SCHEME/CANDIDATE` and `measured/NAME-SCHEME.json`."""
-    folder = tmp_path_factory.mktemp("conversions")
-    run_in_converting_environment("convert_all.py", folder, *(":".join(one) for one in CONVERTED))
-    return folder
 
 
 @pytest.mark.parametrize(("name", "scheme"), CONVERTED)
@@ -293,43 +281,9 @@ class CountingEnvironment:
         return len(self._starts.read_text().splitlines()) if self._starts.exists() else 0
 
 
-def run_in_converting_environment(script: str, *arguments: Path | str) -> None:
-    subprocess.run(
-        [Settings().python_convert, HERE / script, *arguments],
-        check=True,
-        env=processes.environment("tests/converting", {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}),
-        stdout=subprocess.DEVNULL,
-        timeout=900,
-    )
-
-
-def measurements(report: Path) -> dict[str, gate.Measured]:
-    return {name: gate.Measured(**found) for name, found in json.loads(report.read_text()).items()}
-
-
-def measurement(**changes: Any) -> gate.Measured:
-    sound = {
-        "perplexity": 10.1,
-        "base_perplexity": 10.0,
-        "kl": 0.01,
-        "top1_agreement": 0.9,
-        "tokens": 256,
-        "losses": [],
-        "weight_errors": {"layer": 0.1},
-        "kept_errors": {},
-        "scaled": [],
-    }
-    return gate.Measured(**{**sound, **changes})
-
-
 def quantized_layers(base: Path) -> list[str]:
     recipe = recipes.of(tensors.read_config(base))
     return [one for name, t in tensors.read(base).items() for one in recipe.matrices(name, t.shape)]
-
-
-def serve(world: World, checkpoint: Path) -> None:
-    shutil.rmtree(world.repositories / REPO)
-    shutil.copytree(checkpoint, world.repositories / REPO)
 
 
 def assert_progress_counted_layers(world: World) -> None:
