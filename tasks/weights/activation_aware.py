@@ -162,9 +162,23 @@ def _store_as_in(source: str, model: Any, scaled: dict[str, Any]) -> None:
         module = name.rpartition(".")[0]
         if name in stored and module not in quantized and module not in scaled:
             with safe_open(Path(source, stored[name].file), "pt") as file:
-                value.data = file.get_tensor(name)
+                right = file.get_tensor(name)
         else:
-            value.data = value.data.to(types[stored[name].dtype if name in stored else usual])
+            right = value.data.to(types[stored[name].dtype if name in stored else usual])
+        _set(model.get_submodule(module), name.rpartition(".")[2], value, right)
+
+
+def _set(module: Any, name: str, value: Any, right: Any) -> None:
+    """Give the module another tensor; where it is kept on the disk, that is where it must be written."""
+    import torch
+    from compressed_tensors.offload.cache import OffloadCache
+
+    if not isinstance(module._parameters, OffloadCache):
+        value.data = right  # in place: the head and the embedding may be one
+    elif name in module._parameters:
+        module._parameters[name] = torch.nn.Parameter(right, requires_grad=False)
+    else:
+        module._buffers[name] = right
 
 
 def _keep_what_the_loader_dropped(job: "Job", folder: Path) -> None:
