@@ -4,8 +4,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 
 .PHONY: setup lock lint test bench chaos demo down
 
-setup:                 ## the environments, as their locks say; nothing to do in under a second
-	@$(PYTHON) environments/setup.py
+setup:                 ## the environments, as their locks say; make setup WITH=autoawq makes that one as well
+	@$(PYTHON) environments/setup.py setup $(if $(WITH),--with "$(WITH)")
 
 lock:                  ## resolves the locks again; make lock UPGRADE=1 takes the newest versions
 	@$(PYTHON) environments/setup.py lock $(if $(UPGRADE),--upgrade)

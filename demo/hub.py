@@ -72,6 +72,8 @@ class Hub:
             )
         self.seen: deque[Seen] = deque(maxlen=1000)
         self.faults = faults or Faults()
+        self.tags: dict[str, str] = {}
+        """Further names of commits, for every repository that has the commit. For tests."""
         self._root = root
         self._repositories: dict[str, Repository] = {}
         self._lock = threading.Lock()
@@ -186,7 +188,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise _NotFound("RepoNotFound", f"no repository {match['repo']}")
         snapshot = repository.snapshot()
         revision = unquote(match["revision"] or "main")
-        if revision not in ("main", snapshot.commit):
+        if self.server.hub.tags.get(revision, revision) not in ("main", snapshot.commit):
             raise _NotFound("RevisionNotFound", f"no revision {revision} of {match['repo']}")
         return snapshot
 

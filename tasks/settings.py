@@ -77,6 +77,9 @@ class Settings(BaseSettings):
     python_convert: Path = REPOSITORY / ".envs/convert/bin/python"
     """Converts weights; an environment of its own, because its pins conflict with Airflow's and vLLM's."""
 
+    python_autoawq: Path = REPOSITORY / ".envs/autoawq/bin/python"
+    """The other converter, which few need; `make setup WITH=autoawq` makes its environment."""
+
     python_serving: Path = REPOSITORY / ".envs/serving/bin/python"
     """Runs vLLM; point it at a CUDA build on a node with GPUs."""
 
@@ -175,6 +178,9 @@ class Settings(BaseSettings):
 
     weights_wait_s: float = 6 * 3600.0
     """How long a run waits for another run that is making the same release: the longest conversion, with room."""
+
+    try_releases: bool = True
+    """Load each release in vLLM and let it generate before it is published, where this node's CPU can."""
 
     hub_offline: bool = Field(default=False, validation_alias="HF_HUB_OFFLINE")
     """Never ask the hub; use what is on disk."""

@@ -120,6 +120,24 @@ def _status(options: argparse.Namespace, settings: Settings) -> Answer:
     return Answer(*status(settings, options.run))
 
 
+def _releases(options: argparse.Namespace, settings: Settings) -> Answer:
+    from tasks.cli import releases
+
+    return Answer(*releases.listing(settings))
+
+
+def _verify_release(options: argparse.Namespace, settings: Settings) -> Answer:
+    from tasks.cli import releases
+
+    return Answer(*releases.verify(settings, options.release))
+
+
+def _remove_release(options: argparse.Namespace, settings: Settings) -> Answer:
+    from tasks.cli import releases
+
+    return Answer(*releases.remove(settings, options.release, force=options.force))
+
+
 def _report(options: argparse.Namespace, settings: Settings) -> Answer:
     from tasks.cli.report import report
 
@@ -207,6 +225,14 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="with --run: even if its lease is still good",
     )
+    _verb(verbs, "releases", "The releases in this node's store, and who needs them.", _releases)
+    verify = _verb(
+        verbs, "verify-release", "Read every byte of a release against its manifest.", _verify_release
+    )
+    verify.add_argument("release", metavar="ID")
+    remove = _verb(verbs, "remove-release", "Delete a release that nobody needs.", _remove_release)
+    remove.add_argument("release", metavar="ID")
+    remove.add_argument("--force", action="store_true", help="even if an open run is pinned to it")
     _verb(verbs, "migrate", "Bring the ledger's schema up to date.", _migrate)
     return parser
 

@@ -12,7 +12,7 @@ Column = Annotated[str, Field(min_length=1, max_length=128)]
 Duration = Annotated[str, Field(pattern=r"^[1-9][0-9]*[smhd]$", examples=["90m", "6h"])]
 
 
-class _Part(BaseModel):
+class Part(BaseModel):
     """A part of the spec: frozen, strict about its fields, documented by its attribute docstrings."""
 
     model_config = ConfigDict(
@@ -24,30 +24,53 @@ class _Part(BaseModel):
     )
 
 
-class Model(_Part):
+class Model(Part):
     """Which weights."""
 
-    repo: str = Field(min_length=1, examples=["Qwen/Qwen3.5-9B"])
-    """A repository on the hub (`owner/name`)."""
+    repo: str = Field(min_length=1, examples=["Qwen/Qwen3.5-9B", "/models/qwen3.5-9b", "release:ID"])
+    """A repository on the hub (`owner/name`), a folder on the node (`/path`), or a release in its store
+    (`release:ID`; `convert` then says nothing but its `gate`)."""
     revision: str = Field(default="main", min_length=1)
     """A branch, tag or commit; pinned to a commit when the run first starts."""
 
 
-class Convert(_Part):
+class Gate(Part):
+    """What a converted release must hold to be published; null is the scheme's own limit (docs/weights.md)."""
+
+    max_perplexity_ratio: float | None = Field(default=None, gt=1.0)
+    """Perplexity of the release over that of the base, on held-out texts."""
+    max_kl: float | None = Field(default=None, gt=0.0)
+    """Mean KL divergence of the release's next token from the base's, in nats a token."""
+    max_weight_error: float | None = Field(default=None, gt=0.0)
+    """Of any one layer: norm of the difference to the base's matrix over the norm of that matrix."""
+    texts: str | None = Field(default=None, min_length=1, examples=["/data/held-out.jsonl"])
+    """Held-out texts, in a file like `calibration`'s; null: documentation texts that calibration never sees."""
+    tokens: int = Field(default=2048, ge=256, le=16_384)
+    """How many tokens of them are measured on."""
+
+
+class Convert(Part):
     """How the weights are stored and computed with."""
 
     scheme: Literal["none", "fp8", "fp8_block", "awq"] = "awq"
-    """`awq`: 4-bit weights. `fp8`: 8-bit floats, activations scaled per token. `none`: as downloaded."""
+    """`awq`: 4-bit weights. `fp8`: 8-bit floats, activations scaled per token. `fp8_block`: 8-bit floats, a scale
+    for each 128 x 128 weights. `none`: as downloaded."""
     group_size: Literal[32, 64, 128] = 128
     """Weights that share one scale (awq only); must divide the input size of every layer."""
+    symmetric: bool = False
+    """Whether 4-bit values are spread evenly around zero (awq only): a little smaller and a little less exact."""
+    converter: Literal["llm-compressor", "autoawq"] = "llm-compressor"
+    """What makes awq. `autoawq` knows Qwen2, Qwen2.5 and dense Qwen3 only, and needs its own environment."""
     calibration: str | None = Field(default=None, min_length=1, examples=["/data/calibration.jsonl"])
     """Texts that awq measures activations on: a .jsonl or .parquet file with a column `text`, or a .txt file;
     best like the prompts to come. null: the documentation texts that ship with Python."""
     calibration_tokens: int = Field(default=4096, ge=256, le=1_000_000)
     """How many tokens of those texts awq looks at; its time grows with them."""
+    gate: Gate = Gate()
+    """What the release must hold to be published."""
 
 
-class MigLayout(_Part):
+class MigLayout(Part):
     """Cut GPUs into MIG devices; one worker each."""
 
     mig: dict[str, Annotated[int, Field(ge=1, le=7)]] = Field(min_length=1, examples=[{"3g.40gb": 2}])
@@ -56,7 +79,7 @@ class MigLayout(_Part):
     """All GPUs, a number of them, or their indices."""
 
 
-class TensorParallelLayout(_Part):
+class TensorParallelLayout(Part):
     """Full GPUs, grouped; one worker for each group."""
 
     tensor_parallel: int = Field(ge=1, le=16)
@@ -65,7 +88,7 @@ class TensorParallelLayout(_Part):
     """All GPUs, a number of them, or their indices."""
 
 
-class CpuLayout(_Part):
+class CpuLayout(Part):
     """No GPU: workers on CPU cores. For a laptop and for tests; slow."""
 
     cpu: int = Field(ge=1, le=64)
@@ -90,7 +113,7 @@ Layout = Annotated[
 ]
 
 
-class Serving(_Part):
+class Serving(Part):
     """How each worker serves the release."""
 
     max_model_len: int = Field(default=4096, ge=16)
@@ -115,7 +138,7 @@ class Serving(_Part):
     """Further flags of `vllm serve`, without dashes; checked against what the installed vLLM knows."""
 
 
-class Sampling(_Part):
+class Sampling(Part):
     """How answers are drawn."""
 
     max_tokens: int = Field(default=512, ge=1)
@@ -140,7 +163,7 @@ _ONE_SOURCE_OF_TEXT: dict[str, Any] = {
 """The same rule as the validator's, for those who check against the JSON schema alone."""
 
 
-class Batch(_Part):
+class Batch(Part):
     """The rows: where they come from, what is asked, where answers go."""
 
     model_config = ConfigDict(json_schema_extra=_ONE_SOURCE_OF_TEXT)
@@ -168,7 +191,7 @@ class Batch(_Part):
         return self
 
 
-class Limits(_Part):
+class Limits(Part):
     """When a run stops itself, and what it may publish."""
 
     deadline: Duration = "6h"
@@ -197,7 +220,7 @@ def _seconds(duration: str) -> int:
     return int(duration[:-1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[duration[-1]]
 
 
-class RunSpec(_Part):
+class RunSpec(Part):
     """Everything a run needs."""
 
     version: Literal[1] = 1
