@@ -113,10 +113,23 @@ def available_cores() -> tuple[int, ...]:
     return tuple(sorted(os.sched_getaffinity(0)))
 
 
+def processes_on(handle: Any) -> tuple[GpuProcess, ...]:
+    """Who uses the GPU `handle`, by pid; NVML must be open."""
+    try:
+        found = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    except pynvml.NVMLError_NoPermission:
+        # Of a GPU that is cut, only root sees all at once; of a MIG device, everybody does.
+        found = [process for device in _mig_devices(handle) for process in _processes_of_device(device)]
+    return tuple(
+        GpuProcess(each.pid, _name(each.pid), None if each.gpuInstanceId == 0xFFFFFFFF else each.gpuInstanceId)
+        for each in sorted(found, key=lambda each: each.pid)
+    )
+
+
 def _gpu(index: int, handle: Any) -> Gpu:
     mode = _mig_mode(handle)
     pci = pynvml.nvmlDeviceGetPciInfo(handle)
-    processes = _processes(handle)
+    processes = processes_on(handle)
     return Gpu(
         index=index,
         uuid=text(pynvml.nvmlDeviceGetUUID(handle)),
@@ -138,18 +151,6 @@ def _mig_mode(handle: Any) -> tuple[bool | None, bool | None]:
     except pynvml.NVMLError_NotSupported:
         return None, None
     return current == pynvml.NVML_DEVICE_MIG_ENABLE, pending == pynvml.NVML_DEVICE_MIG_ENABLE
-
-
-def _processes(handle: Any) -> tuple[GpuProcess, ...]:
-    try:
-        found = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-    except pynvml.NVMLError_NoPermission:
-        # Of a GPU that is cut, only root sees all at once; of a MIG device, everybody does.
-        found = [process for device in _mig_devices(handle) for process in _processes_of_device(device)]
-    return tuple(
-        GpuProcess(each.pid, _name(each.pid), None if each.gpuInstanceId == 0xFFFFFFFF else each.gpuInstanceId)
-        for each in sorted(found, key=lambda each: each.pid)
-    )
 
 
 def _processes_of_device(device: Any) -> list[Any]:

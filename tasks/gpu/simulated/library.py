@@ -209,6 +209,10 @@ class Library(MigFunctions):
             value.nvmlReturn = 0 if value.fieldId in known else pynvml.NVML_ERROR_NOT_SUPPORTED
             value.value.uiVal = known.get(value.fieldId, 0)
 
+    def may_change(self) -> bool:
+        """Whether this process has the rights of root, as far as the node asks for them."""
+        return self._may_change(self._file.read())
+
     def _shared_fault(self, name: str) -> None:
         with self._file.changing() as state:
             for fault in state["faults"]:
