@@ -186,15 +186,29 @@ class Settings(BaseSettings):
     """Never ask the hub; use what is on disk."""
 
     nvml: str = "driver"
-    """`driver` is the real one. `sim:NAME` is a simulated node; everything it shows is labelled as simulated."""
+    """`driver` is the real one. `sim:PRODUCT[*COUNT]` is a simulated node (a100-40, a100-80, h100-80, h200-141,
+    b200-180; 8 GPUs); everything it shows is labelled as simulated."""
+
+    nvml_state: Path | None = None
+    """The file that holds a simulated node. Must be named for one, so that nobody gets one by a mistyped word."""
+
+    mig_command: tuple[str, ...] = ()
+    """What changes MIG layouts in this process's stead, as root (a JSON list); docs/dgx.md has the sudoers line.
+    Empty: the stage does it itself, and needs the rights."""
+
+    lease_wait_s: float = 3600.0
+    """How long a stage waits in line for devices that other runs hold, before it says busy."""
+
+    lease_place_s: float = 300.0
+    """How long a run that went away keeps its place in line; one that waits renews it all the time."""
 
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """Logs go to standard error; standard output belongs to `--json`."""
 
-    @field_validator("home", "sql", mode="after")
+    @field_validator("home", "sql", "nvml_state", mode="after")
     @classmethod
-    def _absolute(cls, value: Path) -> Path:
-        return value.absolute()
+    def _absolute(cls, value: Path | None) -> Path | None:
+        return value.absolute() if value is not None else None
 
     @model_validator(mode="after")
     def _defaults_from_home(self) -> "Settings":
