@@ -12,7 +12,7 @@ from airflow.sdk import Param, get_current_context, task
 
 from tasks import settings
 from tasks.errors import Busy, Remedy, StageError
-from tasks.spec import RunSpec, params
+from tasks.spec import Limits, RunSpec, params
 from tasks.stages import STAGES
 
 if TYPE_CHECKING:
@@ -146,7 +146,4 @@ def _waited(context: Any) -> timedelta:
 
 
 def _wait_limit(context: Any) -> timedelta:
-    from tasks.spec import Limits
-
-    limits = dict(context["params"]).get("limits", {})  # the DAG of a release has no such field
-    return timedelta(seconds=Limits.model_validate(limits).wait_s)
+    return timedelta(seconds=Limits.model_validate(context["params"].get("limits") or {}).wait_s)

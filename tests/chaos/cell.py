@@ -56,13 +56,13 @@ def run_cell(world: World, stage: str, event: Event, seed: int) -> Result:
             api.trigger(event.dag_id, world.spec(batch), run_id=run_id)
             _reach(act, event, random.Random(f"{seed} {name}"))
             event.happens(act)
-        state = _settled(world, event.dag_id, run_id)
+        state = settled(world, event.dag_id, run_id)
         wrong += _after(world, batch, event, state)
         if event.undo is not None:
             event.undo(act)
         with world.api() as api:
             api.trigger("qwen_batch", world.spec(batch), run_id=f"{run_id}-again")
-        again = _settled(world, "qwen_batch", f"{run_id}-again")
+        again = settled(world, "qwen_batch", f"{run_id}-again")
         wrong += _after_rerun(world, batch, again)
     except _Missed as missed:
         wrong.append(str(missed))
@@ -82,7 +82,7 @@ def run_cell(world: World, stage: str, event: Event, seed: int) -> Result:
 def _reach(act: Act, event: Event, chance: random.Random) -> None:
     """Return somewhere in the middle of the stage, or after the run."""
     if event.after_success:
-        state = _settled(act.world, act.dag_id, act.run_id)
+        state = settled(act.world, act.dag_id, act.run_id)
         if state != "success":
             raise _Missed(f"the run that was to succeed first ended as {state}")
         return
@@ -94,7 +94,7 @@ def _reach(act: Act, event: Event, chance: random.Random) -> None:
     time.sleep(chance.uniform(0.0, 3.0 if act.stage == "run" else 0.5))
 
 
-def _settled(world: World, dag_id: str, run_id: str) -> str:
+def settled(world: World, dag_id: str, run_id: str) -> str:
     """Airflow's state of the run once it has ended and nothing is left, or time is up."""
     deadline = time.monotonic() + _SETTLE_S
     while time.monotonic() < deadline:
