@@ -72,7 +72,8 @@ def offers(gpu: Gpu) -> str:
 def most_of(gpu: Gpu, profile: Profile) -> int:
     """How many of one profile an empty GPU holds."""
     return max(
-        (count for count in range(profile.most + 1) if _placed([profile] * count, gpu, ()) is not None), default=0
+        (count for count in range(profile.most + 1) if _placed([profile] * count, gpu, ()) is not None),
+        default=0,
     )
 
 
@@ -108,13 +109,17 @@ def _placed(wanted: Sequence[Profile], gpu: Gpu, staying: Sequence[Instance]) ->
     known = {profile.profile_id: profile for profile in gpu.cut.profiles}
     computing = sum(known[one.profile_id].compute_slices for one in staying)
     # A GPU has as many compute slices as its largest profile.
-    if computing + sum(p.compute_slices for p in wanted) > max((p.compute_slices for p in known.values()), default=0):
+    if computing + sum(p.compute_slices for p in wanted) > max(
+        (p.compute_slices for p in known.values()), default=0
+    ):
         return None
     for profile in set(wanted):
         there = sum(one.profile_id == profile.profile_id for one in staying)
         if there + sum(one == profile for one in wanted) > profile.most:
             return None
-    ordered = sorted(wanted, key=lambda profile: (-_size(profile), -profile.compute_slices, profile.profile_id))
+    ordered = sorted(
+        wanted, key=lambda profile: (-_size(profile), -profile.compute_slices, profile.profile_id)
+    )
     found = _search(ordered, taken, Placement(-1, 0))
     return None if found is None else largest_first(found)
 
