@@ -3,15 +3,15 @@
 insert into lease_layout (lease_id, gpu_uuid, boot_id, before, target, replaced)
 values (:lease_id, :gpu_uuid, :boot_id, :before, :target, :replaced)
 on conflict (lease_id, gpu_uuid) do update
-set
-    boot_id = excluded.boot_id,
-    before = excluded.before,
-    target = excluded.target,
-    replaced = excluded.replaced,
-    recorded_at = clock_timestamp(),
-    restored_at = null,
-    missing = '[]'
-where lease_layout.boot_id <> excluded.boot_id or lease_layout.restored_at is not null;
+    set
+        boot_id = excluded.boot_id,
+        before = excluded.before,
+        target = excluded.target,
+        replaced = excluded.replaced,
+        recorded_at = clock_timestamp(),
+        restored_at = null,
+        missing = '[]'
+    where lease_layout.boot_id <> excluded.boot_id or lease_layout.restored_at is not null;
 
 -- name: layouts_of_lease
 select

@@ -114,14 +114,14 @@ select pg_advisory_xact_lock(hashtextextended('lease_place ' || :node, 0))::text
 insert into lease_place (run_id, node, devices, expires_at)
 values (:run_id, :node, :devices, clock_timestamp() + make_interval(secs => :place_s))
 on conflict (run_id, node) do update
-set
+    set
     -- Who comes back too late starts again at the end.
-    place_id = case
-        when lease_place.expires_at < clock_timestamp() then excluded.place_id
-        else lease_place.place_id
-    end,
-    devices = excluded.devices,
-    expires_at = excluded.expires_at
+        place_id = case
+            when lease_place.expires_at < clock_timestamp() then excluded.place_id
+            else lease_place.place_id
+        end,
+        devices = excluded.devices,
+        expires_at = excluded.expires_at
 returning place_id;
 
 -- name: leave_line!
@@ -136,7 +136,7 @@ from lease_place as earlier
 where
     earlier.node = :node
     and earlier.run_id <> :run_id
-    and earlier.devices && :devices::text []
+    and earlier.devices && :devices::text[]
     and earlier.expires_at > clock_timestamp()
     and earlier.place_id < coalesce(
         (

@@ -18,7 +18,6 @@ from tasks.gpu.instances import Cut, GpuProcess, Instance
 from tasks.gpu.nvml import text
 from tasks.settings import Settings
 
-
 _NOT_CUT = Cut((), ())
 
 

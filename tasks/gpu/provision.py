@@ -7,7 +7,6 @@ this project's, is not destroyed.
 
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from tasks.contract import Context, Outcome
@@ -107,7 +106,8 @@ def verify(context: Context) -> Outcome:
         label = f"{nvml.SIMULATED}: " if there.simulated else ""
         note = "; workers run on CPU cores in their stead" if there.simulated else ""
         facts["simulated"] = there.simulated
-    message = f"{label}lease {lease.lease_id} on {', '.join(lease.devices)} of {node}: {len(found)} worker slot(s){note}"
+    on = ", ".join(lease.devices)
+    message = f"{label}lease {lease.lease_id} on {on} of {node}: {len(found)} worker slot(s){note}"
     return Outcome(message, {**facts, "lease_id": lease.lease_id, "slots": found})
 
 
@@ -231,9 +231,7 @@ def _again(context: Context, lease: Lease) -> tuple[Taken, ...]:
 def needs_of(context: Context) -> Estimate | None:
     """The memory of a worker, from the release that `convert` made; None before that."""
     release = facts_of(context.claim.ledger, context.run.run_id, "convert")
-    if release is None or "bytes" not in release:
-        return None
-    return sizing.of_folder(Path(release["path"]), int(release["bytes"]), context.run.spec.serving)
+    return sizing.of_facts(release, context.run.spec.serving) if release is not None else None
 
 
 def _gpu_slots(context: Context, lease: Lease, layout: GpuLayouts, there: Inventory) -> list[slots.Slot]:

@@ -66,9 +66,13 @@ def read(ledger: Ledger, lease_id: int) -> dict[str, Record]:
         rows = list(ledger.queries.layouts_of_lease(connection, lease_id=lease_id))
     return {
         row["gpu_uuid"]: Record(
-            *(row["gpu_uuid"], row["boot_id"]),
-            *(GpuLayout.of(row["before"]), GpuLayout.of(row["target"])),
-            *(tuple(Spot.of(one) for one in row["replaced"]), row["restored"], tuple(row["missing"])),
+            gpu_uuid=row["gpu_uuid"],
+            boot_id=row["boot_id"],
+            before=GpuLayout.of(row["before"]),
+            target=GpuLayout.of(row["target"]),
+            replaced=tuple(Spot.of(one) for one in row["replaced"]),
+            restored=row["restored"],
+            missing=tuple(row["missing"]),
         )
         for row in rows
     }

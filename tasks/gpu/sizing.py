@@ -163,6 +163,11 @@ def of_folder(folder: Path, weights_bytes: int, serving: Serving) -> Estimate:
     return estimate(ModelShape.of(config), weights_bytes, serving)
 
 
+def of_facts(release: Mapping[str, Any], serving: Serving) -> Estimate | None:
+    """For the release that `convert` found; None where it does not say how large that is."""
+    return of_folder(Path(release["path"]), int(release["bytes"]), serving) if "bytes" in release else None
+
+
 def smallest(profiles: Sequence[Profile], needs: Estimate) -> Profile:
     """The profile for an `auto` layout: the smallest that holds a worker; else the largest, where one can start.
 

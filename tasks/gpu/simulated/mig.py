@@ -266,7 +266,9 @@ class MigFunctions:
         for profile in PRODUCTS[self._now["product"]].profiles:
             changes = gpu["profile_overrides"].get(str(profile.profile_id), {})
             if not changes.get("absent"):
-                known = {name: tuple(v) if isinstance(v, list) else v for name, v in changes.items()}
+                known: dict[str, Any] = {
+                    name: tuple(v) if isinstance(v, list) else v for name, v in changes.items()
+                }
                 profiles.append(replace(profile, **known) if known else profile)
         return profiles
 
