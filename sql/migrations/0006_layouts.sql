@@ -1,7 +1,7 @@
 -- Layouts: how the GPUs of a lease were cut before its first change, and what the lease uses of them.
 --
--- Written before the first change, and by the first only: who comes back after a kill would otherwise take its
--- own half-made layout for what was there before. An instance of `target` that is not in `before` is ours.
+-- Written before the first change, and by the first only: who comes back after a kill would take its own
+-- half-made layout for what was there before. An instance of `target` that is not in `before` is ours.
 
 create table ledger.lease_layout (
     lease_id bigint not null references ledger.lease,

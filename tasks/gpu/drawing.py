@@ -11,8 +11,8 @@ from tasks.gpu.instances import Instance
 from tasks.gpu.inventory import Gpu, Inventory
 from tasks.ledger.leases import Lease
 
-_CELL = 8
-"""Columns of one memory slice; names as 1g.10gb fit in."""
+_CELL = 9
+"""Columns of one memory slice; names as 1g.10gb with their mark fit in."""
 
 
 def table(there: Inventory, held: Sequence[Lease]) -> str:

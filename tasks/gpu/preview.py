@@ -1,4 +1,4 @@
-"""`qwen-pipeline provision --dry-run`: what provision would change on this node now. Takes no lease, changes nothing."""
+"""`qwen-pipeline provision --dry-run`: what provision would change on this node now."""
 
 from collections.abc import Iterable
 from typing import Any

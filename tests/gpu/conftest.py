@@ -1,14 +1,12 @@
 """Simulated nodes, and stages on them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tasks.gpu import change, inventory
-from tasks.gpu.inventory import Gpu
-from tasks.settings import Settings
+from tasks.gpu import change
 from tests.gpu.node import Node, a_node
 
 
@@ -29,11 +27,6 @@ def make_node(tmp_path: Path) -> Callable[..., Node]:
 
 
 @pytest.fixture
-def node(make_node: Callable[..., Node]) -> Iterator[Node]:
+def node(make_node: Callable[..., Node]) -> Node:
     """Two H100 with MIG on."""
-    yield make_node()
-
-
-def gpu_of(settings: Settings, index: int = 0) -> Gpu:
-    """One GPU, read now."""
-    return inventory.read(settings).gpus[index]
+    return make_node()
