@@ -69,6 +69,8 @@ def _stage(options: argparse.Namespace, settings: Settings) -> Answer:
 
     spec = _spec(options)
     run_id = options.run or _name_of(spec)
+    if getattr(options, "dry_run", False):
+        return _dry_run(spec, run_id, settings)
     if spec is not None:
         _refuse_bad_input(spec, run_id, settings)
     with Ledger(settings.database_url(), settings.sql) as ledger:
@@ -79,6 +81,20 @@ def _stage(options: argparse.Namespace, settings: Settings) -> Answer:
         )
     result = stages.execute(options.verb, run.run_id, settings=settings)
     return Answer(vars(result), f"{result.stage}: {result.message} ({result.seconds:.1f} s)")
+
+
+def _dry_run(spec: RunSpec | None, run_id: str, settings: Settings) -> Answer:
+    """What provision would change; starts no run."""
+    from tasks.gpu import sizing
+    from tasks.gpu.preview import preview
+    from tasks.ledger import Ledger, load
+    from tasks.ledger.claims import facts_of
+
+    with Ledger(settings.database_url(), settings.sql) as ledger:
+        wanted = spec or load(ledger, run_id).spec
+        release = facts_of(ledger, run_id, "convert")
+        needs = sizing.of_facts(release, wanted.serving) if release else None
+        return Answer(*preview(wanted, settings, ledger, run_id, needs))
 
 
 def _refuse_bad_input(spec: RunSpec, run_id: str, settings: Settings) -> None:
@@ -208,6 +224,10 @@ def _parser() -> argparse.ArgumentParser:
             metavar="DATE",
             help="what {{ ds }} in the spec means; default: now",
         )
+        if stage.name == "provision":
+            verb.add_argument(
+                "--dry-run", action="store_true", help="show what would change, take and change nothing"
+            )
     report = _verb(verbs, "report", "Rows, tokens and time of a run.", _report)
     report.add_argument("--spec", type=Path, metavar="FILE")
     report.add_argument("--run", metavar="NAME")

@@ -73,10 +73,38 @@ class Convert(Part):
 class MigLayout(Part):
     """Cut GPUs into MIG devices; one worker each."""
 
-    mig: dict[str, Annotated[int, Field(ge=1, le=7)]] = Field(min_length=1, examples=[{"3g.40gb": 2}])
-    """Profile name, as the driver calls it, to how many of it on each GPU."""
+    mig: Literal["auto"] | Annotated[dict[str, Annotated[int, Field(ge=1, le=7)]], Field(min_length=1)] = (
+        Field(examples=[{"3g.40gb": 2}])
+    )
+    """Profile name, as the driver calls it, to how many of it on each GPU. `auto`: as many as go of the smallest
+    profile that holds the release, the KV cache of max_num_seqs sequences of max_model_len, and what vLLM needs
+    besides; `preflight` shows the numbers."""
     gpus: Literal["all"] | Annotated[int, Field(ge=1)] | list[Annotated[int, Field(ge=0)]] = "all"
-    """All GPUs, a number of them, or their indices."""
+    """All GPUs, a number of them, or their indices. With a number, the best free ones are taken."""
+    replace_foreign: bool = False
+    """Whether idle instances that somebody else made may be destroyed where they are in the way. They are made
+    again afterwards, with new UUIDs."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_worker_per_device(cls, value: Any) -> Any:
+        if isinstance(value, dict) and "tensor_parallel" in value:
+            raise ValueError(
+                "a MIG device is served by one worker alone, because NVIDIA does not support NCCL between MIG "
+                "devices: remove layout.tensor_parallel, or remove layout.mig and use full GPUs"
+            )
+        return value
+
+
+class MigPartedLayout(_Part):
+    """Cut GPUs as a configuration of NVIDIA's mig-parted says; one worker for each MIG device."""
+
+    mig_parted: str = Field(min_length=1, examples=["/etc/nvidia-mig-manager/config.yaml"])
+    """A configuration file of mig-parted, version v1, on the node."""
+    config: str = Field(min_length=1, examples=["all-balanced"])
+    """Which of its mig-configs. GPUs that it leaves without MIG are not used."""
+    replace_foreign: bool = False
+    """As for `mig`."""
 
 
 class TensorParallelLayout(Part):
@@ -97,18 +125,20 @@ class CpuLayout(Part):
 
 def _layout_kind(value: Any) -> str | None:
     fields = value if isinstance(value, dict) else getattr(value, "model_fields_set", ())
-    kinds = [kind for kind in ("mig", "tensor_parallel", "cpu") if kind in fields]
+    kinds = [kind for kind in ("mig", "mig_parted", "tensor_parallel", "cpu") if kind in fields]
     return kinds[0] if kinds else None
 
 
 Layout = Annotated[
     Annotated[MigLayout, Tag("mig")]
+    | Annotated[MigPartedLayout, Tag("mig_parted")]
     | Annotated[TensorParallelLayout, Tag("tensor_parallel")]
     | Annotated[CpuLayout, Tag("cpu")],
     Discriminator(
         _layout_kind,
         custom_error_type="layout",
-        custom_error_message="a layout is one of {mig: {PROFILE: COUNT}}, {tensor_parallel: N} or {cpu: N}",
+        custom_error_message="a layout is one of {mig: {PROFILE: COUNT}}, {mig: auto}, "
+        "{mig_parted: FILE, config: NAME}, {tensor_parallel: N} or {cpu: N}",
     ),
 ]
 
