@@ -92,6 +92,13 @@ class Settings(BaseSettings):
     spark_master: str = "local[2]"
     """Where Spark runs; an Airflow connection overrides it in the DAG."""
 
+    spark_cores: int | None = Field(default=None, ge=1)
+    """Tasks that ask at once, each with an event loop of its own; one fills a GPU. null: what the master offers when
+    the application starts, which on a cluster may be less than it offers later."""
+
+    spark_conf: dict[str, str] = Field(default_factory=dict)
+    """Further configuration of the application (a JSON object): what a YARN or Kubernetes master needs."""
+
     spark_driver_memory: str = "1g"
     """Rows stay in the Python workers and in files, so the driver needs little however large the batch is."""
 
@@ -154,6 +161,9 @@ class Settings(BaseSettings):
 
     request_timeout_s: float = 600.0
     """One request to a worker, answer included; a worker that is silent longer counts as hung."""
+
+    request_timeout_least_s: float = 60.0
+    """The least time that a request is given, however short the answers that were seen."""
 
     engine_patience_s: float = 300.0
     """How long a run waits while no worker answers; a worker that was killed is back within that."""

@@ -183,11 +183,27 @@ class Sampling(Part):
 
 _ONE_SOURCE_OF_TEXT: dict[str, Any] = {
     "oneOf": [
+        *(
+            {
+                "required": [one],
+                "properties": {
+                    one: {"type": "string"},
+                    other: {"type": "null"},
+                    "format": {"const": "table"},
+                },
+            }
+            for one, other in (("prompt", "messages"), ("messages", "prompt"))
+        ),
         {
-            "required": [one],
-            "properties": {one: {"type": "string"}, other: {"type": "null"}},
-        }
-        for one, other in (("prompt", "messages"), ("messages", "prompt"))
+            "required": ["format"],
+            "properties": {
+                "format": {"const": "openai_batch"},
+                **{
+                    name: {"type": "null"}
+                    for name in ("prompt", "messages", "system", "row_sampling", "row_schema")
+                },
+            },
+        },
     ]
 }
 """The same rule as the validator's, for those who check against the JSON schema alone."""
@@ -199,23 +215,49 @@ class Batch(Part):
     model_config = ConfigDict(json_schema_extra=_ONE_SOURCE_OF_TEXT)
 
     input: str = Field(min_length=1, examples=["/prompts/{{ ds }}/"])
-    """A parquet or JSONL file, or a folder of them. `{{ ds }}` is the run's date."""
+    """A parquet or JSONL file, a folder of them, or a glob. `{{ ds }}` is the run's date."""
+    format: Literal["table", "openai_batch"] = "table"
+    """`table`: columns as named below. `openai_batch`: JSONL of requests for OpenAI's batch API; `custom_id` is
+    the id, `body` the chat with its own sampling and schema; its `model` is not looked at."""
     output: str = Field(min_length=1, examples=["/answers/{{ ds }}/"])
     """A folder; answers and their manifest are published there."""
+    also: list[Literal["jsonl", "openai_batch"]] = []
+    """Answers are published as parquet; also in these formats."""
     id: Column = "row_id"
     """The column that names a row; unique and never null."""
+    bad_ids: Literal["refuse", "keep_apart"] = "refuse"
+    """Rows without an id, or with another row's. `refuse`: bad input, with examples. `keep_apart`: they get ids of
+    their own (`row-7`, `ID#2`: the seventh row, the second row of that id); rows are never merged."""
     prompt: Column | None = None
     """The column with the prompt text; exactly one of `prompt` and `messages`."""
     messages: Column | None = None
     """The column with a chat: a list of {role, content}."""
     system: str | None = None
     """A system message before every `prompt`."""
+    session: Column | None = None
+    """The column that names a conversation, or null for a row that stands alone. Rows of one session are its turns,
+    in the input's order; each is asked with the turns before it and their answers."""
     sampling: Sampling = Sampling()
+    row_sampling: Column | None = None
+    """The column with a row's own sampling: an object (or its JSON) with some of the fields of `sampling`."""
     answer_schema: dict[str, Any] | None = Field(default=None, alias="schema")
     """JSON schema that every answer must satisfy."""
+    row_schema: Column | None = None
+    """The column with a row's own JSON schema (an object or its JSON), in place of `schema`; null: `schema`."""
+    too_long: Literal["fail", "truncate"] = "fail"
+    """A prompt that does not fit beside its answer. `fail`: a typed error, without asking. `truncate`: the engine
+    keeps its last tokens."""
 
     @model_validator(mode="after")
     def _one_source_of_text(self) -> "Batch":
+        if self.format == "openai_batch":
+            columns = ("prompt", "messages", "system", "row_sampling", "row_schema")
+            named = [name for name in columns if getattr(self, name) is not None]
+            if named:
+                raise ValueError(
+                    f"leave out {', '.join(named)}: an openai_batch says in each row what is asked"
+                )
+            return self
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("name exactly one of `prompt` (a text column) and `messages` (a chat column)")
         return self
