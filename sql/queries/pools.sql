@@ -1,6 +1,6 @@
 -- name: intend_pool!
-insert into pool (pool_id, run_id, node, lease_id, release_id, release_path, slots)
-values (:pool_id, :run_id, :node, :lease_id, :release_id, :release_path, :slots);
+insert into pool (pool_id, run_id, node, lease_id, release_id, release_path, slots, memory_before)
+values (:pool_id, :run_id, :node, :lease_id, :release_id, :release_path, :slots, :memory_before);
 
 -- name: pool_started!
 -- Written by the keeper itself, once its registry answers.
@@ -30,6 +30,7 @@ select
     release_id,
     release_path,
     slots,
+    memory_before,
     registry,
     host,
     boot_id,
@@ -50,6 +51,7 @@ select
     release_id,
     release_path,
     slots,
+    memory_before,
     registry,
     host,
     boot_id,
@@ -69,6 +71,7 @@ select
     release_id,
     release_path,
     slots,
+    memory_before,
     registry,
     host,
     boot_id,
@@ -102,6 +105,13 @@ set
     start_ticks = :start_ticks
 where pool_id = :pool_id and worker_id = :worker_id and attempt = :attempt;
 
+-- name: worker_warmed!
+update pool_worker
+set
+    prewarm = :prewarm,
+    shared_memory = :shared_memory
+where pool_id = :pool_id and worker_id = :worker_id and attempt = :attempt;
+
 -- name: worker_changed!
 with changed as (
     update pool_worker
@@ -132,7 +142,8 @@ select
     pool_worker.host,
     pool_worker.boot_id,
     pool_worker.pid,
-    pool_worker.start_ticks
+    pool_worker.start_ticks,
+    pool_worker.shared_memory
 from pool_worker
 inner join pool on pool_worker.pool_id = pool.pool_id
 where pool.run_id = :run_id

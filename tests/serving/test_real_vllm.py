@@ -93,7 +93,7 @@ def test_a_pool_of_real_vllm_is_mended_and_ended(world: World) -> None:
     assert world.processes() == []
     assert ports.occupied([int(url.rsplit(":", 1)[1]) for url in all_urls]) == []
 
-    seen += [path.read_text() for path in world.settings.logs.rglob("*.log")]
+    seen += [path.read_text() for path in world.settings.logs.rglob("*.log*")]
     for table in ("pool", "pool_worker", "pool_worker_change", "claim"):
         seen += [str(row) for row in world.rows(f"select * from {table}")]
     assert not any(key in text for text in seen)
