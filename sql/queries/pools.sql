@@ -166,3 +166,35 @@ where
     and pool.run_id <> :run_id
     and pool.ended_at is null
     and pool_worker.state not in ('dead', 'stopped');
+
+-- name: newest_workers_of_run
+-- The newest start of each worker in the run's newest pool.
+select
+    pool_worker.pool_id,
+    pool_worker.worker_id,
+    pool_worker.attempt,
+    pool_worker.state,
+    pool_worker.evidence,
+    pool_worker.log,
+    pool_worker.prewarm,
+    pool_worker.changed_at,
+    pool.node,
+    pool.registry,
+    pool.ended_at as pool_ended_at,
+    pool.reason as pool_reason
+from pool_worker
+inner join pool on pool_worker.pool_id = pool.pool_id
+where
+    pool.pool_id = (
+        select newest.pool_id
+        from pool as newest
+        where newest.run_id = :run_id
+        order by newest.intended_at desc
+        limit 1
+    )
+    and pool_worker.attempt = (
+        select max(later.attempt)
+        from pool_worker as later
+        where later.pool_id = pool_worker.pool_id and later.worker_id = pool_worker.worker_id
+    )
+order by pool_worker.worker_id;

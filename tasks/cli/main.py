@@ -115,8 +115,15 @@ def _reap(options: argparse.Namespace, settings: Settings) -> Answer:
 
 
 def _status(options: argparse.Namespace, settings: Settings) -> Answer:
-    from tasks.cli.status import status
+    from tasks.cli.probe import probe
+    from tasks.cli.status import status, worker_log
 
+    if options.probe:
+        return Answer(*probe(settings))
+    if options.log is not None:
+        if options.run is None:
+            raise InputError("status --log needs --run NAME: logs belong to a run")
+        return Answer(*worker_log(settings, options.run, options.log, options.lines))
     return Answer(*status(settings, options.run))
 
 
@@ -194,7 +201,12 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--spec", type=Path, metavar="FILE")
     report.add_argument("--run", metavar="NAME")
     status = _verb(verbs, "status", "What is held, running and done.", _status)
-    status.add_argument("--run", metavar="NAME", help="one run with its stages")
+    status.add_argument("--run", metavar="NAME", help="one run with its stages and workers")
+    status.add_argument("--log", metavar="WORKER", help="with --run: a worker's log, or `keeper`'s")
+    status.add_argument("--lines", type=int, default=100, metavar="N", help="of the log (default: 100)")
+    status.add_argument(
+        "--probe", action="store_true", help="exit status 0 when this node is as the ledger says, else 4"
+    )
     reap = _verb(
         verbs,
         "reap",

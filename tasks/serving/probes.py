@@ -158,6 +158,22 @@ async def retry(client: aiohttp.ClientSession, registry: str, pool_id: str) -> d
     )
 
 
+async def log_of(client: aiohttp.ClientSession, registry: str, worker_id: str, lines: int) -> str:
+    """The newest lines of a worker's log, from its keeper.
+
+    Raises:
+        NoAnswer: see `pool`.
+    """
+    url = f"{registry}/v1/logs/{worker_id}?lines={lines}"
+    try:
+        async with client.get(url, timeout=_within(_HEALTH_TIMEOUT_S)) as response:
+            if response.status != 200:
+                raise NoAnswer(f"the registry answered with status {response.status}")
+            return await response.text()
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        raise NoAnswer(f"the registry does not answer: {type(error).__name__}") from None
+
+
 async def _registry(request: Any, pool_id: str) -> dict[str, Any]:
     try:
         async with request as response:

@@ -19,7 +19,17 @@ from tasks.errors import Fenced, InputError, Remedy, StageError, StageFailed
 from tasks.ledger import take
 from tasks.ledger.claims import facts_of
 from tasks.node import processes
-from tasks.serving import device_memory, diagnosis, flags, leftovers, log_files, pools, probes, standing
+from tasks.serving import (
+    device_memory,
+    diagnosis,
+    flags,
+    keeper_process,
+    leftovers,
+    log_files,
+    pools,
+    probes,
+    standing,
+)
 from tasks.serving.diagnosis import Diagnosis
 from tasks.serving.launch import Slot
 from tasks.serving.pools import Pool, Wanted
@@ -29,6 +39,8 @@ log = logging.getLogger(__name__)
 _POLL_S = 0.25
 _KEEPER_UP_S = 60.0
 """A keeper is up within a second or two, on a machine that has nothing else to do."""
+_LONGER_S = 86400.0
+"""A pool is no use beyond its run's deadline; this much more is left for a run that is started again."""
 _ASKS = 20
 _ASKS_TO_PLAN = 3
 """A keeper on a busy machine may answer late, and replacing it costs a whole start."""
@@ -138,20 +150,20 @@ def _launch(wanted: Wanted, context: Context) -> Pool:
         secrets["QWEN_PIPELINE_LEDGER_URL"] = settings.ledger_url.get_secret_value()
     keeper_log = _keeper_log(context)
     log_files.begin_anew(keeper_log, settings.log_keep)
-    child = processes.spawn(
+    started = keeper_process.start(
+        pool_id,
         [sys.executable, "-m", "tasks.serving.keeper", "--pool", pool_id, "--epoch", str(keeping.epoch)],
         processes.environment(f"{run_id}/keeper", secrets),
         keeper_log,
-        outlives_parent=True,
-        cwd=Path("/"),
+        settings,
+        context.run.spec.limits.deadline_s + settings.start_timeout_s + _LONGER_S,
     )
     deadline = time.monotonic() + _KEEPER_UP_S
     while True:
         pool = pools.load(ledger, pool_id)
         if pool is not None and pool.registry is not None:
             return pool
-        if (status := child.poll()) is not None:
-            how = f"ended with exit status {status}"
+        if (how := started.ended()) is not None:
             raise diagnosis.of_log("the keeper", keeper_log, how).as_error()
         if time.monotonic() > deadline:
             raise StageFailed(f"the keeper did not come up in {_KEEPER_UP_S:.0f} s; its log is {keeper_log}")

@@ -186,6 +186,11 @@ class Limits(_Part):
     partial: bool = False
     """Whether a run that ends early publishes what it has, as a version of its own."""
 
+    @property
+    def deadline_s(self) -> int:
+        """`deadline` in seconds."""
+        return int(self.deadline[:-1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[self.deadline[-1]]
+
 
 class RunSpec(_Part):
     """Everything a run needs."""
