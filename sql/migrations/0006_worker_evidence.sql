@@ -5,6 +5,6 @@ alter table ledger.pool_worker add column prewarm jsonb;
 alter table ledger.pool_worker add column shared_memory text[] not null default '{}';
 alter table ledger.pool add column memory_before jsonb not null default '{}';
 
-comment on column ledger.pool.memory_before is 'Bytes in use on each device before the pool: it ends there.';
+comment on column ledger.pool.memory_before is 'Bytes in use on each device before the pool.';
 comment on column ledger.pool_worker.prewarm is 'Rounds of first requests: their shapes and how long they took.';
 comment on column ledger.pool_worker.shared_memory is 'Files in /dev/shm that its processes had open.';

@@ -78,7 +78,12 @@ def _stage(options: argparse.Namespace, settings: Settings) -> Answer:
             else stages.freeze(ledger, run_id, spec, _date(options.date), settings)
         )
     result = stages.execute(options.verb, run.run_id, settings=settings)
-    return Answer(vars(result), f"{result.stage}: {result.message} ({result.seconds:.1f} s)")
+    text = f"{result.stage}: {result.message} ({result.seconds:.1f} s)"
+    if "checks" in result.facts:
+        from tasks.preflight.check import table
+
+        text = f"{table(result.facts['checks'])}\n{text}"
+    return Answer(vars(result), text)
 
 
 def _refuse_bad_input(spec: RunSpec, run_id: str, settings: Settings) -> None:
