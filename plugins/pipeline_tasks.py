@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow.sdk import Param, get_current_context, task
+from worker_link import WorkersLink
 
 from tasks.errors import Remedy, StageError
 from tasks.spec import params
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 RETRIES = 3
 RETRY_DELAY = timedelta(seconds=20)
 """For what a later try can mend: a hub or a database that did not answer, devices that are still held."""
+
+
+_WITH_WORKERS = ("start", "stop")
+"""Tasks that link to the logs of the run's workers. Airflow shows a link once its task has ended."""
 
 
 def run_spec_params() -> dict[str, Param]:
@@ -60,7 +65,10 @@ def stage(name: str) -> Any:
         except StageError as error:
             give_up_or_retry(error)
 
-    return execute()
+    executed = execute()
+    if name in _WITH_WORKERS:
+        executed.operator.operator_extra_links = (WorkersLink(),)
+    return executed
 
 
 @task(doc_md="Keeps a failed run failed: teardowns that succeed would hide it.")

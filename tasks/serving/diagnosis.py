@@ -30,18 +30,20 @@ class Diagnosis:
 
 
 @dataclass(frozen=True)
-class _Known:
+class Known:
+    """A failure that is known by its words."""
+
     kind: str
     pattern: re.Pattern[str]
     remedy: Remedy
     says: str
 
 
-def _known(kind: str, pattern: str, remedy: Remedy, says: str) -> _Known:
-    return _Known(kind, re.compile(pattern), remedy, says)
+def _known(kind: str, pattern: str, remedy: Remedy, says: str) -> Known:
+    return Known(kind, re.compile(pattern), remedy, says)
 
 
-_KNOWN = (
+KNOWN = (
     _known(
         "address in use",
         r"[Aa]ddress already in use|EADDRINUSE",
@@ -124,7 +126,7 @@ def of_log(worker_id: str, log: Path, how: str) -> Diagnosis:
     """
     lines = [line for line in log_files.tail(log, _TAIL_LINES) if line.strip()]
     bad = [line for line in lines if not _HARMLESS.search(line)]
-    for known in _KNOWN:
+    for known in KNOWN:
         said = [line for line in bad if known.pattern.search(line)]
         if said:
             return Diagnosis(

@@ -5,6 +5,7 @@
 Keeps:
 - no worker outlives the lease: the keeper ends its pool by its own clock, with the ledger gone too;
 - a keeper whose claim has ended (another start, stop, or the reaper) ends its pool;
+- a pool that nobody can use any more ends: its run's deadline is over;
 - a pool with fewer workers than the spec's minimum ends: slots that keep failing were given up;
 - on SIGTERM it lets requests finish for a moment, ends its workers, and goes;
 - when it is killed itself the kernel kills the servers, and a scan finds what they forked (`leftovers`).
@@ -16,13 +17,14 @@ import logging
 import os
 import signal
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from tasks import pool_key
 from tasks import settings as deployment
 from tasks.errors import InputError, StageError
-from tasks.ledger import Claim, Ledger
+from tasks.ledger import Claim, Ledger, Run
 from tasks.ledger import load as load_run
 from tasks.ledger.claims import facts_of
 from tasks.node import lock
@@ -42,6 +44,9 @@ _PATIENCE_S = 5.0
 _FIRST_RENEWAL_S = 60.0
 """How long a keeper waits for its lease to be confirmed, before it has started anything."""
 
+_LONGER_S = 3600.0
+"""A pool is kept beyond its run's deadline for whoever mends the run by hand."""
+
 _LAST_WRITES_S = 3.0
 _WATCH_S = 0.2
 _LOGS_EVERY_S = 30.0
@@ -51,7 +56,11 @@ _DRAIN_POLL_S = 0.1
 class Keeper:
     """A pool's workers, its registry and its line to the ledger."""
 
-    def __init__(self, pool: Pool, job: Job, claim: Claim) -> None:
+    def __init__(self, pool: Pool, job: Job, claim: Claim, useful_s: float) -> None:
+        """
+        Args:
+            useful_s: how long from now its run can use it.
+        """
         self._pool = pool
         self._job = job
         self._claim = claim
@@ -64,6 +73,7 @@ class Keeper:
         self._is_held = asyncio.Event()
         self._draining = False
         self._was_whole = False
+        self._useless_at = now_s() + useful_s
 
     async def keep(self) -> str:
         """Hold the pool until it must end; returns why it did."""
@@ -120,6 +130,8 @@ class Keeper:
         while self._why_over is None:
             if now_s() > self._ends_at - margin_s:
                 self._end("the lease expires and could not be renewed")
+            if now_s() > self._useless_at:
+                self._end("the deadline of its run is over")
             for task in tending:
                 if task.done():
                     task.result()  # a defect; ends the keeper, which ends its pool
@@ -252,9 +264,15 @@ def _keep(pool_id: str, epoch: int, settings: Settings) -> int:
         )
         lock_file = settings.locks / f"{pool.run_id}-keeper.lock"
         with lock.held(lock_file, f"keeper of pool {pool_id}", settings.lock_wait_s):
-            reason = asyncio.run(Keeper(pool, job, claim).keep())
+            reason = asyncio.run(Keeper(pool, job, claim, _useful_s(run, settings)).keep())
     log.info("ended: %s", reason)
     return 0
+
+
+def _useful_s(run: Run, settings: Settings) -> float:
+    """Until the run's deadline and its last requests; long enough for a start in any case."""
+    left_s = run.spec.limits.deadline_s - (datetime.now(UTC) - run.started_at).total_seconds()
+    return max(left_s, settings.start_timeout_s) + settings.request_timeout_s + _LONGER_S
 
 
 def _starts_at_once(job: Job, workers: int) -> int:

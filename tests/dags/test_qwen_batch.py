@@ -19,6 +19,9 @@ sys.path[:0] = sys.argv[1:3]
 from airflow.dag_processing.dagbag import BundleDagBag
 bag = BundleDagBag(dag_folder=sys.argv[2], bundle_path=sys.argv[2], bundle_name="dags")
 dag = bag.dags.get("qwen_batch")
+from types import SimpleNamespace
+from airflow.serialization.serialized_objects import DagSerialization
+read_back = DagSerialization.from_dict(DagSerialization.to_dict(dag))
 print(json.dumps({
     "errors": bag.import_errors,
     "params": {name: dag.params[name] for name in dag.params},
@@ -31,6 +34,11 @@ print(json.dumps({
             "fails_run": task.on_failure_fail_dagrun,
             "kind": type(task).__mro__[1].__name__,
             "doc": task.doc_md,
+            "links": [one.name for one in read_back.get_task(task.task_id).operator_extra_links],
+            "leads_to": [
+                one.get_link(task, ti_key=SimpleNamespace(run_id="manual__2026-01-02T00:00:00+00:00"))
+                for one in task.operator_extra_links
+            ],
         }
         for task in dag.tasks
     },
@@ -95,3 +103,10 @@ def test_clearing_the_run_brings_devices_and_workers_back_with_it(described):
 
 def test_the_batch_is_submitted_by_the_providers_operator(described):
     assert described["tasks"]["run"]["kind"] == "SparkSubmitOperator"
+
+
+def test_tasks_that_start_or_use_workers_link_to_their_logs(described):
+    links = {name: task["links"] for name, task in described["tasks"].items() if task["links"]}
+    assert links == {name: ["Workers and their logs"] for name in ("start", "run", "stop")}
+    leads_to = described["tasks"]["run"]["leads_to"]
+    assert leads_to == ["/qwen-pipeline-workers/manual__2026-01-02T00%3A00%3A00%2B00%3A00"]
