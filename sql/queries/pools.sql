@@ -108,7 +108,7 @@ where pool_id = :pool_id and worker_id = :worker_id and attempt = :attempt;
 -- name: worker_warmed!
 update pool_worker
 set
-    prewarm = :prewarm,
+    startup = :startup,
     shared_memory = :shared_memory
 where pool_id = :pool_id and worker_id = :worker_id and attempt = :attempt;
 
@@ -176,7 +176,7 @@ select
     pool_worker.state,
     pool_worker.evidence,
     pool_worker.log,
-    pool_worker.prewarm,
+    pool_worker.startup,
     pool_worker.changed_at,
     pool.node,
     pool.registry,

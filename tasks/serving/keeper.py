@@ -29,7 +29,7 @@ from tasks.ledger import load as load_run
 from tasks.ledger.claims import facts_of
 from tasks.node import lock
 from tasks.node.processes import this_process
-from tasks.serving import compile_cache, log_files, pools, ports, prewarm, probes, registry
+from tasks.serving import compile_cache, log_files, pools, ports, prewarm, probes, registry, scratch
 from tasks.serving.line import Line, now_s
 from tasks.serving.pools import Pool
 from tasks.serving.server import Job
@@ -220,7 +220,10 @@ class Keeper:
 
     async def _record_end(self, line: Line) -> None:
         """Close the pool in the ledger, when this is still ours to do and nothing is left of it."""
-        if not self._claim_lost and all(worker.is_gone for worker in self._workers):
+        is_gone = all(worker.is_gone for worker in self._workers)
+        if is_gone:
+            scratch.remove(scratch.of_run(self._pool.run_id))
+        if is_gone and not self._claim_lost:
             queries = self._claim.ledger.queries
             values = {"pool_id": self._pool.pool_id, "reason": self._why_over}
             line.write(lambda connection: queries.end_pool(connection, **values))

@@ -98,7 +98,14 @@ def arguments(
 
 
 def environment(
-    part: str, slot: Slot, *, key: str, first_internal_port: int, cache: Path, extra: Mapping[str, str]
+    part: str,
+    slot: Slot,
+    *,
+    key: str,
+    first_internal_port: int,
+    cache: Path,
+    temporary: Path,
+    extra: Mapping[str, str],
 ) -> dict[str, str]:
     """The whole environment of a worker, from a list: nothing of Airflow's, none of our secrets but the key.
 
@@ -106,6 +113,7 @@ def environment(
         part: the mark by which a scan finds the worker and all it forks.
         first_internal_port: vLLM opens ports of its own from here upwards.
         cache: where compiled kernels are kept; it outlives workers.
+        temporary: its folder for sockets and the like; it does not.
         extra: a deployment's own additions.
     """
     inherited = {
@@ -120,6 +128,8 @@ def environment(
         "VLLM_CACHE_ROOT": str(cache),
         "VLLM_CONFIG_ROOT": str(cache / "config"),
         "VLLM_NO_USAGE_STATS": "1",
+        "TMPDIR": str(temporary),
+        "VLLM_RPC_BASE_PATH": str(temporary),
         "TRITON_CACHE_DIR": str(cache / "triton"),
         "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
         "HF_HUB_OFFLINE": "1",

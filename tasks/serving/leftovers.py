@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tasks.node import processes
 from tasks.node.processes import Process
-from tasks.serving import shared_memory
+from tasks.serving import scratch, shared_memory
 
 _POOL_PART = re.compile(r"^(?P<run_id>.+)/(?P<what>keeper|worker-\d+)$")
 
@@ -105,6 +105,7 @@ def end(
     survivors += processes.end_all(lambda: workers(run_id, known), grace_s=0)
     if not survivors:
         shared_memory.remove(held)
+        scratch.remove(scratch.of_run(run_id))
     return survivors
 
 

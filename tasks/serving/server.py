@@ -7,18 +7,32 @@ the *thread* that started it.
 import asyncio
 import os
 import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from tasks.errors import Remedy
 from tasks.node import processes
 from tasks.node.processes import Process
-from tasks.serving import diagnosis, flags, launch, leftovers, log_files, ports, shared_memory
+from tasks.serving import (
+    diagnosis,
+    flags,
+    launch,
+    leftovers,
+    log_files,
+    ports,
+    scratch,
+    shared_memory,
+    timeline,
+)
 from tasks.serving.diagnosis import Diagnosis
 from tasks.serving.launch import Slot
+from tasks.serving.line import now_s
 from tasks.serving.prewarm import Shapes
 from tasks.settings import Settings
 from tasks.spec import Serving
+
+_START_LINES = 3000
 
 _ENGINE_TITLE = "VLLM::"
 """Of the processes that vLLM names: the engine, and one for each rank (`vllm/utils/system_utils.py`)."""
@@ -84,6 +98,8 @@ class Server:
         self._job = job
         self._worker_id = worker_id
         self._log = job.log(worker_id)
+        self._scratch = scratch.make(job.run_id, worker_id)
+        self._began, self._began_at = time.time(), now_s()
         log_files.begin_anew(self._log, job.settings.log_keep)
         environment = launch.environment(
             f"{job.run_id}/{worker_id}",
@@ -91,6 +107,7 @@ class Server:
             key=job.key,
             first_internal_port=block.first + 1,
             cache=cache,
+            temporary=self._scratch,
             extra=job.settings.worker_environment,
         )
         self._child: subprocess.Popen[bytes] = processes.spawn(
@@ -109,6 +126,14 @@ class Server:
     def why(self, how: str) -> Diagnosis:
         """From its log, for a server that lives and fails; `how` as in `diagnosis.of_log`."""
         return diagnosis.of_log(self._worker_id, self._log, how)
+
+    def timeline(self) -> dict[str, float]:
+        """Event of its start to seconds after it was spawned, as far as its log tells."""
+        return timeline.of_log(log_files.tail(self._log, _START_LINES), self._began)
+
+    def age_s(self) -> float:
+        """Seconds since it was spawned."""
+        return round(now_s() - self._began_at, 1)
 
     def stuck(self, evidence: str) -> Diagnosis:
         """For a server that serves no more; its log has been quiet about that, so it is not asked."""
@@ -135,6 +160,7 @@ class Server:
         survivors = await asyncio.to_thread(processes.end_all, self._search, 0.0)
         if not survivors:
             await asyncio.to_thread(shared_memory.remove, self.shared_memory)
+            scratch.remove(self._scratch)
             self._child.wait()
             self._close()
         return survivors

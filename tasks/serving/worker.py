@@ -255,7 +255,7 @@ class Worker:
             raise _Failed(started.why(f"does not serve: {error}")) from None
         await asyncio.to_thread(started.note_what_it_holds)
         started.memory_bytes = await asyncio.to_thread(device_memory.used_bytes, self._slot, self._settings)
-        self._record_warmed(report, started)
+        self._record_start(report, started)
         self._ready_since = now_s()
         self._change("ready", prewarm.summary(report))
 
@@ -282,16 +282,16 @@ class Worker:
         if not written.done():
             log.warning("%s is started before the ledger knows of it: it does not answer", self.worker_id)
 
-    def _record_warmed(self, report: dict[str, Any], started: Server) -> None:
+    def _record_start(self, first_requests: dict[str, Any], started: Server) -> None:
+        startup = {
+            "timeline": {**started.timeline(), "ready": started.age_s()},
+            "first_requests": first_requests,
+            "compile_cache": {"folder": str(self._cache), "was_warm": self._cache_was_warm},
+            "device_memory_bytes": started.memory_bytes,
+        }
         values = {
             **self._identity(),
-            "prewarm": Jsonb(
-                {
-                    **report,
-                    "compile_cache": {"folder": str(self._cache), "was_warm": self._cache_was_warm},
-                    "device_memory_bytes": started.memory_bytes,
-                }
-            ),
+            "startup": Jsonb(startup),
             "shared_memory": sorted(started.shared_memory),
         }
         self._record(lambda connection: self._queries.worker_warmed(connection, **values))

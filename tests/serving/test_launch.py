@@ -36,6 +36,7 @@ def environment(slot: Slot) -> dict[str, str]:
         key="the key",
         first_internal_port=21001,
         cache=Path("/cache"),
+        temporary=Path("/tmp/qwen-1/worker-0"),
         extra={"OWN": "1"},
     )
 

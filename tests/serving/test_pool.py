@@ -141,11 +141,11 @@ def test_a_pool_below_its_minimum_ends(world: World) -> None:
 
 def test_first_requests_are_reported_in_the_ledger(world: World) -> None:
     world.execute("start")
-    for row in world.rows("select prewarm from pool_worker"):
-        report = row["prewarm"]
+    for row in world.rows("select startup from pool_worker"):
+        report = row["startup"]["first_requests"]
         assert len(report["rounds"]) >= 2
         assert report["rounds"][0]["requests"] == report["shapes"]["sequences"]
-        assert report["compile_cache"]["was_warm"] is False
+        assert row["startup"]["compile_cache"]["was_warm"] is False
 
 
 def test_a_start_that_fails_with_a_warm_cache_drops_it_and_tries_again(world: World) -> None:
@@ -162,6 +162,19 @@ def test_a_start_that_fails_with_a_warm_cache_drops_it_and_tries_again(world: Wo
     assert not (cache / "triton").exists()
     log = (world.settings.logs / "run-1" / "keeper.log").read_text()
     assert f"the compile cache {cache} is dropped" in log
+
+
+def test_temporary_files_of_killed_workers_are_removed(world: World) -> None:
+    world.execute("start")
+    environ = Path(f"/proc/{world.server(0).pid}/environ").read_text().split("\0")
+    (folder,) = {Path(entry.partition("=")[2]) for entry in environ if entry.startswith("TMPDIR=")}
+    (folder / "socket").touch()
+    assert len(str(folder)) < 107 - 37, "vLLM adds a name, and a socket's path is short"
+    for victim in (world.pool().keeper, *world.workers()):
+        kill(victim)
+    world.execute("stop")
+    assert not folder.exists()
+    assert not folder.parent.exists()
 
 
 @pytest.mark.parametrize("how", ["all at once", "keeper first"])

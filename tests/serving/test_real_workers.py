@@ -21,7 +21,7 @@ from tasks import settings as deployment
 from tasks.errors import StageError
 from tasks.node.processes import Process
 from tasks.reap import reap
-from tasks.serving import ports
+from tasks.serving import ports, scratch
 from tests.serving.forwarder import Forwarder
 from tests.serving.pool_world import World, make_world, status_of, wait_for
 from tests.serving.real_model import KEPT, tiny_qwen3
@@ -64,6 +64,7 @@ def nothing_is_left(world: World) -> None:
     assert world.processes() == []
     known = [one["port"] for one in world.rows("select lower(ports) as port from pool_worker")]
     assert ports.occupied(known) == []
+    assert not scratch.of_run("run-1").exists()
     for row in world.rows("select shared_memory from pool_worker"):
         assert not any(os.path.exists(path) for path in row["shared_memory"])
 
@@ -115,8 +116,8 @@ def test_every_way_to_die_is_noticed_and_mended(world: World) -> None:
     for table in ("pool", "pool_worker", "pool_worker_change", "claim", "progress"):
         seen += [str(row) for row in world.rows(f"select * from {table}")]
     assert not any(key in text for text in seen)
-    (report,) = world.rows("select prewarm from pool_worker order by attempt limit 1")
-    see("first requests", report=report["prewarm"])
+    for row in world.rows("select attempt, startup from pool_worker order by attempt"):
+        see(f"start {row['attempt']}", **row["startup"])
 
 
 def test_a_worker_is_stopped_at_any_moment_of_its_start(world: World) -> None:
