@@ -19,7 +19,7 @@ from tasks.ledger.runs import find as find_run
 from tasks.node import lock
 from tasks.node.processes import Process
 from tasks.serving import leftovers, pools
-from tasks.serving.pools import Pool
+from tasks.serving.pools import Attempt, Pool
 from tasks.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -158,7 +158,7 @@ def _end(ledger: Ledger, settings: Settings, found: _Found, why: str) -> Reaped:
     # Fenced first: a keeper that sleeps through its end must not write when it wakes up.
     claim, _ = take(ledger, found.run_id, "reap", frozenset({"reap", "keeper"}))
     try:
-        _end_processes(found, pools.leaders(pools.attempts(ledger, found.run_id)), settings)
+        _end_processes(found, pools.attempts(ledger, found.run_id), settings)
         if found.pool is not None:
             pools.end(claim, found.pool.pool_id, f"reaped: {why}")
         try:
@@ -174,12 +174,13 @@ def _end(ledger: Ledger, settings: Settings, found: _Found, why: str) -> Reaped:
     return Reaped(found.run_id, why, _pids(found), pool_id, released, missing)
 
 
-def _end_processes(found: _Found, leaders: list[Process], settings: Settings) -> None:
+def _end_processes(found: _Found, attempts: list[Attempt], settings: Settings) -> None:
     survivors = leftovers.end(
         found.run_id,
-        leaders,
+        pools.leaders(attempts),
         found.pool.keeper if found.pool else None,
         keeper_grace_s=settings.drain_s + settings.stop_grace_s,
+        held=pools.shared_memory(attempts),
     )
     if survivors:
         pids = ", ".join(str(process.pid) for process in survivors)

@@ -124,10 +124,33 @@ class Settings(BaseSettings):
     """How long a pool that ends lets requests finish: whoever ends it has no use for their answers."""
 
     canary_timeout_s: float = 120.0
-    """How long a worker's first chats may take: kernels are still being compiled in them."""
+    """How long one of a worker's first requests may take: kernels are still being compiled in them."""
+
+    prewarm_s: float = 120.0
+    """After this long no further round of first requests is sent; rounds end earlier once they are stable."""
+
+    prewarm_rounds: int = Field(default=5, ge=0)
+    """Rounds of first requests at most; 0: a single chat proves the worker, and the batch's rows warm it."""
 
     worker_silence_s: float = 60.0
-    """A server that has not answered /health for this long is replaced; a busy one answers late."""
+    """A worker that makes no token and answers no canary for this long is replaced. Longer than the longest
+    prefill and the longest compilation that the batch can still meet."""
+
+    memory_tolerance_mb: int = 512
+    """GPU memory that may be in use beyond what was before a pool, once it has ended: the driver keeps some."""
+
+    cache_retention_d: float = 30.0
+    """Compile caches that no worker used for this long are removed."""
+
+    log_max_mb: int = Field(default=50, ge=1)
+    """A worker's log is put aside when it has grown to this."""
+
+    log_keep: int = Field(default=4, ge=1)
+    """Logs put aside that are kept for each worker, older attempts' among them."""
+
+    keeper_unit: Literal["auto", "always", "never"] = "auto"
+    """Whether keepers run as transient units of systemd, outside of the cgroup of whoever starts them. `auto`:
+    where systemd is process 1 and this process may ask it."""
 
     worker_attempts: int = Field(default=3, ge=1)
     """Starts of one worker in a row before its slot is given up."""

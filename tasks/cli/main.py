@@ -80,7 +80,12 @@ def _stage(options: argparse.Namespace, settings: Settings) -> Answer:
             else stages.freeze(ledger, run_id, spec, _date(options.date), settings)
         )
     result = stages.execute(options.verb, run.run_id, settings=settings)
-    return Answer(vars(result), f"{result.stage}: {result.message} ({result.seconds:.1f} s)")
+    text = f"{result.stage}: {result.message} ({result.seconds:.1f} s)"
+    if "checks" in result.facts:
+        from tasks.preflight.check import table
+
+        text = f"{table(result.facts['checks'])}\n{text}"
+    return Answer(vars(result), text)
 
 
 def _dry_run(spec: RunSpec | None, run_id: str, settings: Settings) -> Answer:
@@ -131,8 +136,15 @@ def _reap(options: argparse.Namespace, settings: Settings) -> Answer:
 
 
 def _status(options: argparse.Namespace, settings: Settings) -> Answer:
-    from tasks.cli.status import status
+    from tasks.cli.probe import probe
+    from tasks.cli.status import status, worker_log
 
+    if options.probe:
+        return Answer(*probe(settings))
+    if options.log is not None:
+        if options.run is None:
+            raise InputError("status --log needs --run NAME: logs belong to a run")
+        return Answer(*worker_log(settings, options.run, options.log, options.lines))
     return Answer(*status(settings, options.run))
 
 
@@ -232,7 +244,12 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--spec", type=Path, metavar="FILE")
     report.add_argument("--run", metavar="NAME")
     status = _verb(verbs, "status", "What is held, running and done.", _status)
-    status.add_argument("--run", metavar="NAME", help="one run with its stages")
+    status.add_argument("--run", metavar="NAME", help="one run with its stages and workers")
+    status.add_argument("--log", metavar="WORKER", help="with --run: a worker's log, or `keeper`'s")
+    status.add_argument("--lines", type=int, default=100, metavar="N", help="of the log (default: 100)")
+    status.add_argument(
+        "--probe", action="store_true", help="exit status 0 when this node is as the ledger says, else 4"
+    )
     reap = _verb(
         verbs,
         "reap",

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tasks.node import processes
 from tasks.node.processes import Process
+from tasks.serving import scratch, shared_memory
 
 _POOL_PART = re.compile(r"^(?P<run_id>.+)/(?P<what>keeper|worker-\d+)$")
 
@@ -73,19 +74,28 @@ def session_of(leader: Process) -> list[Process]:
 
 
 def end(
-    run_id: str, leaders: Iterable[Process], keeper: Process | None, keeper_grace_s: float
+    run_id: str,
+    leaders: Iterable[Process],
+    keeper: Process | None,
+    keeper_grace_s: float,
+    held: Iterable[str] = (),
 ) -> list[Process]:
     """End a run's keepers, then its workers; returns what does not end, which is normally nothing.
 
     Args:
         keeper: the one in the ledger, in case it has lost its marks.
         keeper_grace_s: a keeper that is asked to end drains its workers and stops them itself.
+        held: files in /dev/shm that its servers are known to have had open.
     """
     known = list(leaders)
+    held = {*held, *shared_memory.held_by(workers(run_id, known))}
     survivors = processes.end({*keepers(run_id), *([keeper] if keeper else [])}, keeper_grace_s)
     survivors += processes.end_all(lambda: keepers(run_id), grace_s=0)
     # What is left now had no time to end by itself, or has hung: there is nothing to wait for.
     survivors += processes.end_all(lambda: workers(run_id, known), grace_s=0)
+    if not survivors:
+        shared_memory.remove(held)
+        scratch.remove(scratch.of_run(run_id))
     return survivors
 
 

@@ -96,7 +96,7 @@ class MigLayout(Part):
         return value
 
 
-class MigPartedLayout(_Part):
+class MigPartedLayout(Part):
     """Cut GPUs as a configuration of NVIDIA's mig-parted says; one worker for each MIG device."""
 
     mig_parted: str = Field(min_length=1, examples=["/etc/nvidia-mig-manager/config.yaml"])
@@ -160,10 +160,16 @@ class Serving(Part):
     """KV cache of one worker in MiB; null: from gpu_memory_utilization. Always set it on CPU."""
     gpu_memory_utilization: float = Field(default=0.85, gt=0.0, le=0.98)
     """Share of the slot's memory that a worker may take; headroom avoids an out-of-memory that is hard to read."""
+    kv_offload_gb: float | None = Field(default=None, gt=0.0)
+    """Host memory of one worker, in GiB, for KV blocks that its device has no room for; null: none."""
+    chunked_prefill: bool | None = None
+    """Whether a long prompt is read in parts beside decoding; null: as vLLM chooses for the model."""
     prefix_caching: bool = True
     """Rows that begin alike share their prefill."""
     enforce_eager: bool = False
     """No CUDA graphs: starts sooner, decodes slower. Right for CPU."""
+    min_workers: int = Field(default=1, ge=1)
+    """The run goes on with this many workers; with fewer, because slots were given up, its pool ends."""
     extra_args: dict[str, str | int | float | bool] = Field(default_factory=dict)
     """Further flags of `vllm serve`, without dashes; checked against what the installed vLLM knows."""
 
