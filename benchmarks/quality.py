@@ -19,7 +19,7 @@ from tasks.settings import Settings
 from tasks.weights import calibration, conversion, converting, measuring, recipes, store, tensors
 from tasks.weights.scales import SCALES
 
-_TOKENS = 4096
+_TOKENS = 1024
 _HELD_OUT_TOKENS = 2048
 
 _QUESTIONS = (

@@ -168,6 +168,9 @@ class _Handler(BaseHTTPRequestHandler):
             entries = tree(snapshot, folder, recursive=recursive)
             if not entries:
                 raise _NotFound("EntryNotFound", f"no folder {folder} in {match['repo']}", snapshot.commit)
+            for entry in entries:
+                if "lfs" in entry and self.server.hub.faults.lies_about(entry["path"]):
+                    entry["lfs"]["oid"] = "0" * 64
             self._send_json(HTTPStatus.OK, entries, {"X-Repo-Commit": snapshot.commit})
         elif match := _INFO.fullmatch(path):
             snapshot = self._snapshot(match)

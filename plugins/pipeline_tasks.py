@@ -9,6 +9,8 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow.sdk import Param, get_current_context, task
+from run_name import run_name
+from worker_link import WorkersLink
 
 from tasks import settings
 from tasks.errors import Busy, Remedy, StageError
@@ -28,6 +30,10 @@ RETRY_DELAY = timedelta(seconds=settings.current().retry_delay_s)
 
 _HOLDS_THE_SLOT_S = 15.0
 """A stage that must wait for another run does so without a worker slot, but for this long."""
+
+
+_WITH_WORKERS = ("start", "stop")
+"""Tasks that link to the logs of the run's workers. Airflow shows a link once its task has ended."""
 
 
 def run_spec_params(spec: RunSpec | None = None) -> dict[str, Param]:
@@ -84,7 +90,10 @@ def stage(name: str, node: str | None = None) -> Any:
         except StageError as error:
             answer(error, context)
 
-    return execute()
+    executed = execute()
+    if name in _WITH_WORKERS:
+        executed.operator.operator_extra_links = (WorkersLink(),)
+    return executed
 
 
 @task(doc_md="Keeps a failed run failed: teardowns that succeed would hide it.")
@@ -110,10 +119,8 @@ def judge() -> str:
 
 
 def name_of_run(context: Any) -> str:
-    """The run's name in the ledger. Airflow's is unique within a DAG only: two nightly DAGs of one cron
-    expression have runs of one name."""
-    run = context["dag_run"]
-    return str(run.run_id if run.dag_id == "qwen_batch" else f"{run.dag_id}.{run.run_id}")
+    """The name of the task's run in the ledger."""
+    return run_name(context["dag_run"].dag_id, context["dag_run"].run_id)
 
 
 def impatient_settings() -> "Settings":

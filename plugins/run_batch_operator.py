@@ -5,6 +5,7 @@ from typing import Any
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from pipeline_tasks import RETRIES, RETRY_DELAY, answer, impatient_settings, name_of_run
+from worker_link import WorkersLink
 
 from tasks.errors import StageError
 from tasks.spark import SparkSubmission
@@ -18,6 +19,8 @@ class RunBatchOperator(SparkSubmitOperator):
     The environment is the submission's whole one: Airflow's own variables, with its database password, stay
     here (the provider would add to them).
     """
+
+    operator_extra_links = (WorkersLink(),)
 
     def __init__(self, **kwargs: Any) -> None:
         """Takes what every operator takes."""

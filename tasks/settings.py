@@ -92,6 +92,13 @@ class Settings(BaseSettings):
     spark_master: str = "local[2]"
     """Where Spark runs; an Airflow connection overrides it in the DAG."""
 
+    spark_cores: int | None = Field(default=None, ge=1)
+    """Tasks that ask at once, each with an event loop of its own; one fills a GPU. null: what the master offers when
+    the application starts, which on a cluster may be less than it offers later."""
+
+    spark_conf: dict[str, str] = Field(default_factory=dict)
+    """Further configuration of the application (a JSON object): what a YARN or Kubernetes master needs."""
+
     spark_driver_memory: str = "1g"
     """Rows stay in the Python workers and in files, so the driver needs little however large the batch is."""
 
@@ -117,10 +124,33 @@ class Settings(BaseSettings):
     """How long a pool that ends lets requests finish: whoever ends it has no use for their answers."""
 
     canary_timeout_s: float = 120.0
-    """How long a worker's first chats may take: kernels are still being compiled in them."""
+    """How long one of a worker's first requests may take: kernels are still being compiled in them."""
+
+    prewarm_s: float = 120.0
+    """After this long no further round of first requests is sent; rounds end earlier once they are stable."""
+
+    prewarm_rounds: int = Field(default=5, ge=0)
+    """Rounds of first requests at most; 0: a single chat proves the worker, and the batch's rows warm it."""
 
     worker_silence_s: float = 60.0
-    """A server that has not answered /health for this long is replaced; a busy one answers late."""
+    """A worker that makes no token and answers no canary for this long is replaced. Longer than the longest
+    prefill and the longest compilation that the batch can still meet."""
+
+    memory_tolerance_mb: int = 512
+    """GPU memory that may be in use beyond what was before a pool, once it has ended: the driver keeps some."""
+
+    cache_retention_d: float = 30.0
+    """Compile caches that no worker used for this long are removed."""
+
+    log_max_mb: int = Field(default=50, ge=1)
+    """A worker's log is put aside when it has grown to this."""
+
+    log_keep: int = Field(default=4, ge=1)
+    """Logs put aside that are kept for each worker, older attempts' among them."""
+
+    keeper_unit: Literal["auto", "always", "never"] = "auto"
+    """Whether keepers run as transient units of systemd, outside of the cgroup of whoever starts them. `auto`:
+    where systemd is process 1 and this process may ask it."""
 
     worker_attempts: int = Field(default=3, ge=1)
     """Starts of one worker in a row before its slot is given up."""
@@ -154,6 +184,9 @@ class Settings(BaseSettings):
 
     request_timeout_s: float = 600.0
     """One request to a worker, answer included; a worker that is silent longer counts as hung."""
+
+    request_timeout_least_s: float = 60.0
+    """The least time that a request is given, however short the answers that were seen."""
 
     engine_patience_s: float = 300.0
     """How long a run waits while no worker answers; a worker that was killed is back within that."""

@@ -154,12 +154,12 @@ class _Change:
         return True
 
     def _compute(self, spot: Spot, gpu: Gpu, gpu_instance: Any) -> None:
-        for start, profile_id in spot.compute:
+        for start, profile_id in spot.compute or ():
             part = pynvml.c_nvmlComputeInstancePlacement_t(start, _compute_size(gpu_instance, profile_id))
             pynvml.nvmlGpuInstanceCreateComputeInstanceWithPlacement(
                 gpu_instance, profile_id, ctypes.byref(part)
             )
-        if not spot.compute:
+        if spot.compute is None:
             kind = (gpu.uuid, spot.profile_id)
             if kind not in self._whole:
                 slices = gpu.cut.profile(spot.profile_id).compute_slices
@@ -226,7 +226,9 @@ def _look(steps: Sequence[Step], settings: Settings) -> None:
                 raise _Failed("failed", f"MIG mode of {gpu} is not {'on' if step.on else 'off'} after all")
             continue
         there = _find(gpu, step.spot)
-        again = any(other.do == "create" and other.spot == step.spot for other in steps)
+        again = there is not None and any(
+            other.do == "create" and other.spot is not None and other.spot.is_at(there) for other in steps
+        )
         if step.do == "destroy" and there is not None and not again:
             raise _Failed(
                 "failed", f"{there} of {gpu} is still listed although destroying it was reported as done"
@@ -261,15 +263,17 @@ def _take_back(steps: Sequence[Step], before: Mapping[str, Gpu], settings: Setti
 
 def _steps_back(gpu: Gpu, before: Gpu, made: set[tuple[str, Spot | None]]) -> list[Step]:
     was = layout_of(before)
-    known = {one.placement: one for one in before.instances}
     ours = [
         one
         for one in gpu.instances
         if any(uuid == gpu.uuid and spot is not None and spot.is_at(one) for uuid, spot in made)
-        and not (one.placement in known and known[one.placement].profile_id == one.profile_id)
+        and not any(spot.is_at(one) for spot in was.spots)
     ]
-    broken = [one for one in gpu.instances if one.is_orphan and one not in before.instances]
-    return difference(gpu, was, ours, broken).steps()
+    # Of what was to be destroyed the compute instances may be gone, and the rest in use.
+    stripped = [
+        one for one in gpu.instances if one.is_orphan and one not in before.instances and one not in ours
+    ]
+    return difference(gpu, was, ours, stripped).steps()
 
 
 def differences(gpu: Gpu, wanted: GpuLayout) -> list[str]:
@@ -318,4 +322,3 @@ def _compute_size(gpu_instance: Any, profile_id: int) -> int:
         if info.id == profile_id:
             return int(info.sliceCount)
     raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
-

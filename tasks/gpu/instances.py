@@ -201,7 +201,9 @@ def _instance(
     if gi in devices:
         gpu_instance = pynvml.nvmlDeviceGetGpuInstanceById(handle, gi)
         for ci, uuid in devices[gi]:
-            info = pynvml.nvmlComputeInstanceGetInfo(pynvml.nvmlGpuInstanceGetComputeInstanceById(gpu_instance, ci))
+            info = pynvml.nvmlComputeInstanceGetInfo(
+                pynvml.nvmlGpuInstanceGetComputeInstanceById(gpu_instance, ci)
+            )
             compute.append(ComputeInstance(info.placement.start, info.profileId, ci, uuid))
             spanned = spanned or info.placement.size == profile.compute_slices
     return Instance(

@@ -18,6 +18,8 @@ from tasks.gpu.instances import Cut, GpuProcess, Instance
 from tasks.gpu.nvml import text
 from tasks.settings import Settings
 
+_NOT_CUT = Cut((), ())
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -35,7 +37,7 @@ class Gpu:
     pci_bus_id: str = ""
     pci_device_id: int = 0
     """Device and vendor, as in 0x233510DE."""
-    cut: Cut = Cut((), ())
+    cut: Cut = _NOT_CUT
     processes: tuple[GpuProcess, ...] = ()
     """All of them, those on MIG devices too."""
     ailments: tuple[str, ...] = ()
@@ -92,7 +94,9 @@ def read(settings: Settings) -> Inventory:
         with nvml.opened(settings) as present:
             if not present:
                 return Inventory((), None, None, "no NVIDIA driver on this node")
-            handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+            handles = [
+                pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())
+            ]
             gpus = tuple(_gpu(index, handle) for index, handle in enumerate(handles))
             linked = _linked(handles, gpus)
             version = text(pynvml.nvmlSystemGetDriverVersion())
@@ -105,7 +109,9 @@ def read(settings: Settings) -> Inventory:
     xids = health.critical_xids(settings, [gpu.pci_bus_id for gpu in gpus])
     gpus = tuple(replace(gpu, ailments=(*gpu.ailments, *xids.get(gpu.pci_bus_id, ()))) for gpu in gpus)
     why = "" if gpus else f"NVIDIA driver {version}, but no GPU on this node"
-    return Inventory(gpus, version, (cuda // 1000, cuda % 1000 // 10), why, linked, nvml.is_simulated(settings))
+    return Inventory(
+        gpus, version, (cuda // 1000, cuda % 1000 // 10), why, linked, nvml.is_simulated(settings)
+    )
 
 
 def available_cores() -> tuple[int, ...]:
@@ -121,7 +127,9 @@ def processes_on(handle: Any) -> tuple[GpuProcess, ...]:
         # Of a GPU that is cut, only root sees all at once; of a MIG device, everybody does.
         found = [process for device in _mig_devices(handle) for process in _processes_of_device(device)]
     return tuple(
-        GpuProcess(each.pid, _name(each.pid), None if each.gpuInstanceId == 0xFFFFFFFF else each.gpuInstanceId)
+        GpuProcess(
+            each.pid, _name(each.pid), None if each.gpuInstanceId == 0xFFFFFFFF else each.gpuInstanceId
+        )
         for each in sorted(found, key=lambda each: each.pid)
     )
 
@@ -139,7 +147,7 @@ def _gpu(index: int, handle: Any) -> Gpu:
         mig_pending=mode[1],
         pci_bus_id=text(pci.busId),
         pci_device_id=int(pci.pciDeviceId),
-        cut=Cut((), ()) if mode[0] is None else instances.read(handle, processes),
+        cut=_NOT_CUT if mode[0] is None else instances.read(handle, processes),
         processes=processes,
         ailments=tuple(health.ailments(handle)),
     )

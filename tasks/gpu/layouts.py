@@ -15,8 +15,8 @@ class Spot:
     placement: Placement
     profile_id: int
     name: str
-    compute: tuple[tuple[int, int], ...] = ()
-    """Its compute instances as (start, profile id); empty: the one that spans it."""
+    compute: tuple[tuple[int, int], ...] | None = None
+    """Its compute instances as (start, profile id); None: one that spans it."""
 
     def is_at(self, instance: Instance) -> bool:
         """Whether `instance` is of this kind and at this place, complete or not."""
@@ -26,7 +26,7 @@ class Spot:
         """Whether `instance` is this, down to its compute instances."""
         if not self.is_at(instance):
             return False
-        return instance.is_whole if not self.compute else _compute(instance) == self.compute
+        return instance.is_whole if self.compute is None else _compute(instance) == self.compute
 
     def __str__(self) -> str:
         return f"{self.name} at {self.placement}"
@@ -38,13 +38,14 @@ class Spot:
             "name": self.name,
             "start": self.placement.start,
             "size": self.placement.size,
-            "compute": [list(one) for one in self.compute],
+            "compute": None if self.compute is None else [list(one) for one in self.compute],
         }
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> "Spot":
         """From JSON."""
-        compute = tuple((int(start), int(profile)) for start, profile in document["compute"])
+        parts = document["compute"]
+        compute = None if parts is None else tuple((int(start), int(profile)) for start, profile in parts)
         placement = Placement(int(document["start"]), int(document["size"]))
         return cls(placement, int(document["profile_id"]), str(document["name"]), compute)
 
@@ -67,8 +68,8 @@ class GpuLayout:
 
 
 def spot_of(instance: Instance) -> Spot:
-    """Where and what `instance` is; one without compute instances counts as one that should have them."""
-    compute = () if instance.is_whole else _compute(instance)
+    """Where and what `instance` is."""
+    compute = None if instance.is_whole else _compute(instance)
     return Spot(instance.placement, instance.profile_id, instance.name, compute)
 
 
@@ -109,7 +110,8 @@ class Difference:
     keep: tuple[Instance, ...]
     create: tuple[Spot, ...]
     """Largest first: a 3g cannot be placed after stray 1g (harvester #11636)."""
-    complete: tuple[Instance, ...]
+    complete: tuple[Spot, ...]
+    """GPU instances that are there and lack their compute instances."""
     destroy: tuple[Instance, ...]
     in_the_way: tuple[Instance, ...]
     """What is not ours to destroy, or in use, where something is to be created."""
@@ -126,7 +128,7 @@ class Difference:
         if self.mode is not None:
             # Switched on, it is empty; switched off, it must be.
             steps.insert(0 if self.mode else len(steps), Step("mode", uuid, on=self.mode))
-        steps += [Step("complete", uuid, spot_of(one)) for one in self.complete]
+        steps += [Step("complete", uuid, spot) for spot in self.complete]
         return [*steps, *(Step("create", uuid, spot) for spot in self.create)]
 
 
@@ -137,21 +139,23 @@ def difference(
 
     Args:
         removable: what may be destroyed, and is when it is not wanted.
-        completable: GPU instances that may get their compute instance.
+        completable: GPU instances that may get their compute instances.
     """
     kept: list[Instance] = []
-    complete: list[Instance] = []
+    complete: list[Spot] = []
+    completed: list[Instance] = []
     create: list[Spot] = []
     may_complete, may_go = list(completable), list(removable)
     for spot in wanted.spots:
         there = [one for one in gpu.instances if spot.is_at(one)]
         if there and spot.is_met_by(there[0]):
             kept.append(there[0])
-        elif there and there[0].is_orphan and there[0] in may_complete and not spot.compute:
-            complete.append(there[0])
+        elif there and there[0].is_orphan and there[0] in may_complete:
+            complete.append(spot)
+            completed.append(there[0])
         else:
             create.append(spot)
-    destroy = [one for one in may_go if one not in kept and one not in complete]
+    destroy = [one for one in may_go if one not in kept and one not in completed]
     staying = [one for one in gpu.instances if one not in destroy]
     taken = {number for spot in create for number in spot.placement.slices}
     blocking = tuple(one for one in staying if one.placement.slices & taken)

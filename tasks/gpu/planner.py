@@ -56,11 +56,15 @@ def choose(gpu: Gpu, counts: Mapping[str, int], replace_foreign: bool = False) -
             f"layout.gpus"
         )
     idle = [one for one in gpu.instances if not one.processes]
-    for destroy in _subsets(idle if replace_foreign else []):
-        staying = [one for one in gpu.instances if one not in destroy]
-        found = _beside(wanted, gpu, staying)
-        if found is not None:
-            return Choice(GpuLayout(True, found), destroy)
+    for several in _subsets(idle if replace_foreign else []):
+        possible = [
+            Choice(GpuLayout(True, found), destroy)
+            for destroy in several
+            if (found := _beside(wanted, gpu, [one for one in gpu.instances if one not in destroy]))
+            is not None
+        ]
+        if possible:
+            return min(possible, key=lambda choice: _effort(choice, gpu))
     raise _refusal(gpu, counts, wanted, idle, replace_foreign)
 
 
@@ -72,7 +76,8 @@ def offers(gpu: Gpu) -> str:
 def most_of(gpu: Gpu, profile: Profile) -> int:
     """How many of one profile an empty GPU holds."""
     return max(
-        (count for count in range(profile.most + 1) if _placed([profile] * count, gpu, ()) is not None), default=0
+        (count for count in range(profile.most + 1) if _placed([profile] * count, gpu, ()) is not None),
+        default=0,
     )
 
 
@@ -108,13 +113,17 @@ def _placed(wanted: Sequence[Profile], gpu: Gpu, staying: Sequence[Instance]) ->
     known = {profile.profile_id: profile for profile in gpu.cut.profiles}
     computing = sum(known[one.profile_id].compute_slices for one in staying)
     # A GPU has as many compute slices as its largest profile.
-    if computing + sum(p.compute_slices for p in wanted) > max((p.compute_slices for p in known.values()), default=0):
+    if computing + sum(p.compute_slices for p in wanted) > max(
+        (p.compute_slices for p in known.values()), default=0
+    ):
         return None
     for profile in set(wanted):
         there = sum(one.profile_id == profile.profile_id for one in staying)
         if there + sum(one == profile for one in wanted) > profile.most:
             return None
-    ordered = sorted(wanted, key=lambda profile: (-_size(profile), -profile.compute_slices, profile.profile_id))
+    ordered = sorted(
+        wanted, key=lambda profile: (-_size(profile), -profile.compute_slices, profile.profile_id)
+    )
     found = _search(ordered, taken, Placement(-1, 0))
     return None if found is None else largest_first(found)
 
@@ -134,12 +143,16 @@ def _search(wanted: Sequence[Profile], taken: frozenset[int], after: Placement) 
     return None
 
 
-def _subsets(instances: Sequence[Instance]) -> Iterator[tuple[Instance, ...]]:
-    """The fewest first, of equally many the smallest first."""
+def _subsets(instances: Sequence[Instance]) -> Iterator[list[tuple[Instance, ...]]]:
+    """By number, the fewest first."""
     for count in range(len(instances) + 1):
-        yield from sorted(
-            combinations(instances, count), key=lambda each: sum(one.placement.size for one in each)
-        )
+        yield list(combinations(instances, count))
+
+
+def _effort(choice: Choice, gpu: Gpu) -> tuple[int, int]:
+    """Of choices that destroy equally many: how many are made, then how much of the GPU is destroyed."""
+    kept = sum(any(spot.is_at(one) for one in gpu.instances) for spot in choice.layout.spots)
+    return len(choice.layout.spots) - kept, sum(one.placement.size for one in choice.destroy)
 
 
 def _refusal(

@@ -10,7 +10,8 @@ from tasks.gpu.layouts import Step
 from tasks.settings import Settings
 
 HOW_TO_GET_THEM = (
-    "let QWEN_PIPELINE_MIG_COMMAND name the privileged helper (docs/dgx.md has its sudoers line), or run this as root"
+    "let QWEN_PIPELINE_MIG_COMMAND name the privileged helper (docs/dgx.md has its sudoers line), or run this "
+    "as root"
 )
 
 _CAP_SYS_ADMIN = 21

@@ -73,10 +73,38 @@ class Convert(Part):
 class MigLayout(Part):
     """Cut GPUs into MIG devices; one worker each."""
 
-    mig: dict[str, Annotated[int, Field(ge=1, le=7)]] = Field(min_length=1, examples=[{"3g.40gb": 2}])
-    """Profile name, as the driver calls it, to how many of it on each GPU."""
+    mig: Literal["auto"] | Annotated[dict[str, Annotated[int, Field(ge=1, le=7)]], Field(min_length=1)] = (
+        Field(examples=[{"3g.40gb": 2}])
+    )
+    """Profile name, as the driver calls it, to how many of it on each GPU. `auto`: as many as go of the smallest
+    profile that holds the release, the KV cache of max_num_seqs sequences of max_model_len, and what vLLM needs
+    besides; `preflight` shows the numbers."""
     gpus: Literal["all"] | Annotated[int, Field(ge=1)] | list[Annotated[int, Field(ge=0)]] = "all"
-    """All GPUs, a number of them, or their indices."""
+    """All GPUs, a number of them, or their indices. With a number, the best free ones are taken."""
+    replace_foreign: bool = False
+    """Whether idle instances that somebody else made may be destroyed where they are in the way. They are made
+    again afterwards, with new UUIDs."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_worker_per_device(cls, value: Any) -> Any:
+        if isinstance(value, dict) and "tensor_parallel" in value:
+            raise ValueError(
+                "a MIG device is served by one worker alone, because NVIDIA does not support NCCL between MIG "
+                "devices: remove layout.tensor_parallel, or remove layout.mig and use full GPUs"
+            )
+        return value
+
+
+class MigPartedLayout(Part):
+    """Cut GPUs as a configuration of NVIDIA's mig-parted says; one worker for each MIG device."""
+
+    mig_parted: str = Field(min_length=1, examples=["/etc/nvidia-mig-manager/config.yaml"])
+    """A configuration file of mig-parted, version v1, on the node."""
+    config: str = Field(min_length=1, examples=["all-balanced"])
+    """Which of its mig-configs. GPUs that it leaves without MIG are not used."""
+    replace_foreign: bool = False
+    """As for `mig`."""
 
 
 class TensorParallelLayout(Part):
@@ -97,18 +125,20 @@ class CpuLayout(Part):
 
 def _layout_kind(value: Any) -> str | None:
     fields = value if isinstance(value, dict) else getattr(value, "model_fields_set", ())
-    kinds = [kind for kind in ("mig", "tensor_parallel", "cpu") if kind in fields]
+    kinds = [kind for kind in ("mig", "mig_parted", "tensor_parallel", "cpu") if kind in fields]
     return kinds[0] if kinds else None
 
 
 Layout = Annotated[
     Annotated[MigLayout, Tag("mig")]
+    | Annotated[MigPartedLayout, Tag("mig_parted")]
     | Annotated[TensorParallelLayout, Tag("tensor_parallel")]
     | Annotated[CpuLayout, Tag("cpu")],
     Discriminator(
         _layout_kind,
         custom_error_type="layout",
-        custom_error_message="a layout is one of {mig: {PROFILE: COUNT}}, {tensor_parallel: N} or {cpu: N}",
+        custom_error_message="a layout is one of {mig: {PROFILE: COUNT}}, {mig: auto}, "
+        "{mig_parted: FILE, config: NAME}, {tensor_parallel: N} or {cpu: N}",
     ),
 ]
 
@@ -130,10 +160,16 @@ class Serving(Part):
     """KV cache of one worker in MiB; null: from gpu_memory_utilization. Always set it on CPU."""
     gpu_memory_utilization: float = Field(default=0.85, gt=0.0, le=0.98)
     """Share of the slot's memory that a worker may take; headroom avoids an out-of-memory that is hard to read."""
+    kv_offload_gb: float | None = Field(default=None, gt=0.0)
+    """Host memory of one worker, in GiB, for KV blocks that its device has no room for; null: none."""
+    chunked_prefill: bool | None = None
+    """Whether a long prompt is read in parts beside decoding; null: as vLLM chooses for the model."""
     prefix_caching: bool = True
     """Rows that begin alike share their prefill."""
     enforce_eager: bool = False
     """No CUDA graphs: starts sooner, decodes slower. Right for CPU."""
+    min_workers: int = Field(default=1, ge=1)
+    """The run goes on with this many workers; with fewer, because slots were given up, its pool ends."""
     extra_args: dict[str, str | int | float | bool] = Field(default_factory=dict)
     """Further flags of `vllm serve`, without dashes; checked against what the installed vLLM knows."""
 
@@ -153,11 +189,27 @@ class Sampling(Part):
 
 _ONE_SOURCE_OF_TEXT: dict[str, Any] = {
     "oneOf": [
+        *(
+            {
+                "required": [one],
+                "properties": {
+                    one: {"type": "string"},
+                    other: {"type": "null"},
+                    "format": {"const": "table"},
+                },
+            }
+            for one, other in (("prompt", "messages"), ("messages", "prompt"))
+        ),
         {
-            "required": [one],
-            "properties": {one: {"type": "string"}, other: {"type": "null"}},
-        }
-        for one, other in (("prompt", "messages"), ("messages", "prompt"))
+            "required": ["format"],
+            "properties": {
+                "format": {"const": "openai_batch"},
+                **{
+                    name: {"type": "null"}
+                    for name in ("prompt", "messages", "system", "row_sampling", "row_schema")
+                },
+            },
+        },
     ]
 }
 """The same rule as the validator's, for those who check against the JSON schema alone."""
@@ -169,23 +221,49 @@ class Batch(Part):
     model_config = ConfigDict(json_schema_extra=_ONE_SOURCE_OF_TEXT)
 
     input: str = Field(min_length=1, examples=["/prompts/{{ ds }}/"])
-    """A parquet or JSONL file, or a folder of them. `{{ ds }}` is the run's date."""
+    """A parquet or JSONL file, a folder of them, or a glob. `{{ ds }}` is the run's date."""
+    format: Literal["table", "openai_batch"] = "table"
+    """`table`: columns as named below. `openai_batch`: JSONL of requests for OpenAI's batch API; `custom_id` is
+    the id, `body` the chat with its own sampling and schema; its `model` is not looked at."""
     output: str = Field(min_length=1, examples=["/answers/{{ ds }}/"])
     """A folder; answers and their manifest are published there."""
+    also: list[Literal["jsonl", "openai_batch"]] = []
+    """Answers are published as parquet; also in these formats."""
     id: Column = "row_id"
     """The column that names a row; unique and never null."""
+    bad_ids: Literal["refuse", "keep_apart"] = "refuse"
+    """Rows without an id, or with another row's. `refuse`: bad input, with examples. `keep_apart`: they get ids of
+    their own (`row-7`, `ID#2`: the seventh row, the second row of that id); rows are never merged."""
     prompt: Column | None = None
     """The column with the prompt text; exactly one of `prompt` and `messages`."""
     messages: Column | None = None
     """The column with a chat: a list of {role, content}."""
     system: str | None = None
     """A system message before every `prompt`."""
+    session: Column | None = None
+    """The column that names a conversation, or null for a row that stands alone. Rows of one session are its turns,
+    in the input's order; each is asked with the turns before it and their answers."""
     sampling: Sampling = Sampling()
+    row_sampling: Column | None = None
+    """The column with a row's own sampling: an object (or its JSON) with some of the fields of `sampling`."""
     answer_schema: dict[str, Any] | None = Field(default=None, alias="schema")
     """JSON schema that every answer must satisfy."""
+    row_schema: Column | None = None
+    """The column with a row's own JSON schema (an object or its JSON), in place of `schema`; null: `schema`."""
+    too_long: Literal["fail", "truncate"] = "fail"
+    """A prompt that does not fit beside its answer. `fail`: a typed error, without asking. `truncate`: the engine
+    keeps its last tokens."""
 
     @model_validator(mode="after")
     def _one_source_of_text(self) -> "Batch":
+        if self.format == "openai_batch":
+            columns = ("prompt", "messages", "system", "row_sampling", "row_schema")
+            named = [name for name in columns if getattr(self, name) is not None]
+            if named:
+                raise ValueError(
+                    f"leave out {', '.join(named)}: an openai_batch says in each row what is asked"
+                )
+            return self
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("name exactly one of `prompt` (a text column) and `messages` (a chat column)")
         return self

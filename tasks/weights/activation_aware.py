@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Callable
 from functools import wraps
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +76,8 @@ def _load(job: "Job") -> Any:
 
     loader = getattr(transformers, job.loader)
     offload = {}
-    if job.memory_bytes < 4 * sum(_values(tensor) for tensor in tensors.read(Path(job.source)).values()):
+    values = sum(prod(tensor.shape) for tensor in tensors.read(Path(job.source)).values())
+    if job.memory_bytes < 4 * values:
         folder = Path(job.made).parent / "offload"
         folder.mkdir(exist_ok=True)
         offload = {
@@ -95,13 +97,6 @@ def _load(job: "Job") -> Any:
         if not any("experts" in target for target in change.target_patterns)
     ]
     return model
-
-
-def _values(tensor: tensors.Tensor) -> int:
-    count = 1
-    for size in tensor.shape:
-        count *= size
-    return count
 
 
 def _mappings(model: Any) -> list[Any]:
@@ -171,14 +166,15 @@ def _store_as_in(source: str, model: Any, scaled: dict[str, Any]) -> None:
 def _set(module: Any, name: str, value: Any, right: Any) -> None:
     """Give the module another tensor; where it is kept on the disk, that is where it must be written."""
     import torch
-    from compressed_tensors.offload.cache import OffloadCache
+    from compressed_tensors.offload.cache.disk import DiskCache
 
-    if not isinstance(module._parameters, OffloadCache):
+    if not isinstance(module._parameters, DiskCache):
         value.data = right  # in place: the head and the embedding may be one
-    elif name in module._parameters:
-        module._parameters[name] = torch.nn.Parameter(right, requires_grad=False)
-    else:
-        module._buffers[name] = right
+        return
+    is_parameter = name in module._parameters
+    kept = module._parameters if is_parameter else module._buffers
+    del kept[name]  # written over, it would keep its old type
+    kept[name] = torch.nn.Parameter(right, requires_grad=False) if is_parameter else right
 
 
 def _keep_what_the_loader_dropped(job: "Job", folder: Path) -> None:

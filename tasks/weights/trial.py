@@ -20,9 +20,6 @@ from tasks.weights.trying import Job
 
 log = logging.getLogger(__name__)
 
-SEQUENCES = 4
-"""Of the held-out ones."""
-
 _LOSS_TOLERANCE = 0.15
 """Nats a token, of their mean: the engine rounds activations (fp8 to 8 bits) where measuring does not."""
 
@@ -57,7 +54,7 @@ def try_out(
         StageFailed: it does not load, does not answer, or reads the weights differently than they were measured.
     """
     sequences = tensors.sequences(
-        str(release), texts, SEQUENCES * sample_tokens, sample_tokens, "convert.gate.texts"
+        str(release), texts, len(measured.losses) * sample_tokens, sample_tokens, "convert.gate.texts"
     )
     report = work / "trial.json"
     job = Job(str(release), sequences, _dtype(), str(report))

@@ -2,12 +2,24 @@
 
 import json
 import sys
+from functools import cache
 from importlib import import_module
+from types import SimpleNamespace
 
 sys.path[:0] = sys.argv[1:3]
 
 # Named here alone: the tests' own processes import no Airflow.
 BundleDagBag = import_module("airflow.dag_processing.dagbag").BundleDagBag
+
+DagSerialization = import_module("airflow.serialization.serialized_objects").DagSerialization
+RUN_ID = "manual__2026-01-02T00:00:00+00:00"
+
+
+@cache
+def read_back(dag):
+    """As the UI has it, from the database."""
+    return DagSerialization.from_dict(DagSerialization.to_dict(dag))
+
 
 bag = BundleDagBag(dag_folder=sys.argv[2], bundle_path=sys.argv[2], bundle_name="dags")
 print(
@@ -34,6 +46,13 @@ print(
                             "fails_run": task.on_failure_fail_dagrun,
                             "kind": type(task).__mro__[1].__name__,
                             "queue": task.queue,
+                            "links": [
+                                one.name for one in read_back(dag).get_task(task.task_id).operator_extra_links
+                            ],
+                            "leads_to": [
+                                one.get_link(task, ti_key=SimpleNamespace(dag_id=dag.dag_id, run_id=RUN_ID))
+                                for one in task.operator_extra_links
+                            ],
                             "doc": task.doc_md,
                         }
                         for task in dag.tasks

@@ -49,3 +49,10 @@ def test_clearing_the_run_brings_devices_and_workers_back_with_it(described):
 
 def test_the_batch_is_submitted_by_the_providers_operator(described):
     assert described["tasks"]["run"]["kind"] == "SparkSubmitOperator"
+
+
+def test_tasks_that_start_or_use_workers_link_to_their_logs(described):
+    links = {name: task["links"] for name, task in described["tasks"].items() if task["links"]}
+    assert links == {name: ["Workers and their logs"] for name in ("start", "run", "stop")}
+    leads_to = described["tasks"]["run"]["leads_to"]
+    assert leads_to == ["/qwen-pipeline-workers/manual__2026-01-02T00%3A00%3A00%2B00%3A00"]

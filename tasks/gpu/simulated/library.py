@@ -200,9 +200,7 @@ class Library(MigFunctions):
     def nvmlDeviceGetFieldValues(self, handle: Any, _count: Any, values: Any) -> None:
         gpu = self._gpu(self._handles.thing(handle, "gpu"))
         known = {
-            pynvml.NVML_FI_DEV_IS_RESETLESS_MIG_SUPPORTED: int(
-                PRODUCTS[self._now["product"]].resetless
-            ),
+            pynvml.NVML_FI_DEV_IS_RESETLESS_MIG_SUPPORTED: int(PRODUCTS[self._now["product"]].resetless),
             pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION: gpu["recovery_action"],
         }
         for value in referenced(values):
@@ -244,4 +242,3 @@ def _guarded(library: Library, name: str, function: Callable[..., Any]) -> Calla
     # pynvml tells ctypes what some functions return.
     call.restype = ctypes.c_int  # type: ignore[attr-defined]
     return call
-

@@ -121,7 +121,7 @@ class MigFunctions:
         self._handles.put(instance, _gi(gpu, self._instance(gpu, number_of(gi))))
 
     def nvmlGpuInstanceGetInfo(self, handle: Any, info: Any) -> None:
-        gpu, instance = self._behind(handle)
+        _, instance = self._behind(handle)
         found = referenced(info)
         found.id, found.profileId = instance["gi"], instance["profile_id"]
         found.placement.start, found.placement.size = instance["start"], instance["size"]
@@ -266,7 +266,9 @@ class MigFunctions:
         for profile in PRODUCTS[self._now["product"]].profiles:
             changes = gpu["profile_overrides"].get(str(profile.profile_id), {})
             if not changes.get("absent"):
-                known = {name: tuple(v) if isinstance(v, list) else v for name, v in changes.items()}
+                known: dict[str, Any] = {
+                    name: tuple(v) if isinstance(v, list) else v for name, v in changes.items()
+                }
                 profiles.append(replace(profile, **known) if known else profile)
         return profiles
 
@@ -322,7 +324,9 @@ class MigFunctions:
             slices = dict(CI_PROFILES).get(profile_id)
             if slices is None or slices > total:
                 raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-            taken = {n for each in instance["compute"] for n in range(each["start"], each["start"] + each["size"])}
+            taken = {
+                n for each in instance["compute"] for n in range(each["start"], each["start"] + each["size"])
+            }
             starts = range(total - slices + 1) if wanted is None else (wanted,)
             free = [start for start in starts if not taken & set(range(start, start + slices))]
             if not free or free[0] + slices > total:
