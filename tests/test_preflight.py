@@ -95,11 +95,14 @@ def test_when_all_is_well_nothing_changes_and_every_check_is_listed(preflight, s
     lock_file = settings.locks / "run-1-preflight.lock"
     assert {**files_below(tmp_path), lock_file: 0} == {**before, lock_file: 0}
     checks = {check["check"]: check for check in result.facts["checks"]}
-    assert all(set(check) == {"check", "found", "needed", "ok"} and check["ok"] for check in checks.values())
+    assert all(
+        set(check) == {"check", "found", "needed", "ok", "to_do"} and check["ok"] for check in checks.values()
+    )
     assert set(checks) == {
         *("batch.input", "batch.output", "batch.sampling.max_tokens", "serving.extra_args"),
         *("node", "layout", "layout.cpu", "disk"),
         *("environments", "java", "secret", "ledger", "ports"),
+        *("open files", "connections", "port range", "network", "clock"),
     }
     assert checks["batch.input"]["found"] == "1 file(s) with columns id, prompt"
     assert checks["layout"]["found"].startswith("no NVIDIA driver on this node; ")

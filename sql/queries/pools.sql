@@ -1,6 +1,6 @@
 -- name: intend_pool!
-insert into pool (pool_id, run_id, node, lease_id, release_id, release_path, slots)
-values (:pool_id, :run_id, :node, :lease_id, :release_id, :release_path, :slots);
+insert into pool (pool_id, run_id, node, lease_id, release_id, release_path, slots, memory_before)
+values (:pool_id, :run_id, :node, :lease_id, :release_id, :release_path, :slots, :memory_before);
 
 -- name: pool_started!
 -- Written by the keeper itself, once its registry answers.
@@ -21,6 +21,27 @@ set
     reason = :reason
 where pool_id = :pool_id and ended_at is null;
 
+-- name: end_workers_of_pool!
+-- Those whose end their keeper has not written down: it was fenced, or died with them.
+with changed as (
+    update pool_worker
+    set
+        state = 'stopped',
+        evidence = :evidence,
+        changed_at = clock_timestamp()
+    where pool_id = :pool_id and state not in ('dead', 'stopped')
+    returning pool_id, worker_id, attempt, state, evidence
+)
+
+insert into pool_worker_change (pool_id, worker_id, attempt, state, evidence)
+select
+    pool_id,
+    worker_id,
+    attempt,
+    state,
+    evidence
+from changed;
+
 -- name: pool_by_id^
 select
     pool_id,
@@ -30,6 +51,7 @@ select
     release_id,
     release_path,
     slots,
+    memory_before,
     registry,
     host,
     boot_id,
@@ -50,6 +72,7 @@ select
     release_id,
     release_path,
     slots,
+    memory_before,
     registry,
     host,
     boot_id,
@@ -69,6 +92,7 @@ select
     release_id,
     release_path,
     slots,
+    memory_before,
     registry,
     host,
     boot_id,
@@ -102,6 +126,13 @@ set
     start_ticks = :start_ticks
 where pool_id = :pool_id and worker_id = :worker_id and attempt = :attempt;
 
+-- name: worker_warmed!
+update pool_worker
+set
+    startup = :startup,
+    shared_memory = :shared_memory
+where pool_id = :pool_id and worker_id = :worker_id and attempt = :attempt;
+
 -- name: worker_changed!
 with changed as (
     update pool_worker
@@ -132,7 +163,8 @@ select
     pool_worker.host,
     pool_worker.boot_id,
     pool_worker.pid,
-    pool_worker.start_ticks
+    pool_worker.start_ticks,
+    pool_worker.shared_memory
 from pool_worker
 inner join pool on pool_worker.pool_id = pool.pool_id
 where pool.run_id = :run_id
@@ -155,3 +187,35 @@ where
     and pool.run_id <> :run_id
     and pool.ended_at is null
     and pool_worker.state not in ('dead', 'stopped');
+
+-- name: newest_workers_of_run
+-- The newest start of each worker in the run's newest pool.
+select
+    pool_worker.pool_id,
+    pool_worker.worker_id,
+    pool_worker.attempt,
+    pool_worker.state,
+    pool_worker.evidence,
+    pool_worker.log,
+    pool_worker.startup,
+    pool_worker.changed_at,
+    pool.node,
+    pool.registry,
+    pool.ended_at as pool_ended_at,
+    pool.reason as pool_reason
+from pool_worker
+inner join pool on pool_worker.pool_id = pool.pool_id
+where
+    pool.pool_id = (
+        select newest.pool_id
+        from pool as newest
+        where newest.run_id = :run_id
+        order by newest.intended_at desc
+        limit 1
+    )
+    and pool_worker.attempt = (
+        select max(later.attempt)
+        from pool_worker as later
+        where later.pool_id = pool_worker.pool_id and later.worker_id = pool_worker.worker_id
+    )
+order by pool_worker.worker_id;

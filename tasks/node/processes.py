@@ -46,6 +46,10 @@ class Process:
         """Whether it runs on this host now; a zombie does not."""
         return self.is_local() and _stat(self.pid) == (self.start_ticks, True)
 
+    def is_stopped(self) -> bool:
+        """Whether it lives and a signal or a tracer holds it (state T)."""
+        return self.is_alive() and _state(self.pid) in ("T", "t")
+
     def is_local(self) -> bool:
         """Whether its pid means anything here and now."""
         return self.host == host() and self.boot_id == boot_id()
@@ -131,6 +135,16 @@ def find(part: str | None = None, deployment: str | None = None) -> list[Process
     return found
 
 
+def part_of(process: Process) -> str | None:
+    """The part in the process's environment; None when it is gone or has overwritten it."""
+    try:
+        marks = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    prefix = f"{PART}=".encode()
+    return next((mark.removeprefix(prefix).decode() for mark in marks if mark.startswith(prefix)), None)
+
+
 def end(processes: Iterable[Process], grace_s: float) -> list[Process]:
     """SIGTERM, then SIGKILL after `grace_s`, each through a pidfd, so that no other process is ever hit.
 
@@ -203,6 +217,13 @@ def _signal_and_wait(processes: list[Process], number: signal.Signals, wait_s: f
     finally:
         for fd in open_fds:
             os.close(fd)
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
 
 
 def _stat(pid: int) -> tuple[int, bool]:

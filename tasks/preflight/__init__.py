@@ -13,6 +13,7 @@ from tasks.preflight.check import Check
 from tasks.preflight.deployment import deployment_checks
 from tasks.preflight.layout import layout_checks
 from tasks.preflight.model import model_checks
+from tasks.preflight.node import node_checks
 from tasks.preflight.spec import spec_checks
 from tasks.settings import Settings
 from tasks.spec import RunSpec
@@ -47,7 +48,7 @@ def apply(plan: Plan, context: Context) -> None:
 
 
 def verify(context: Context) -> Outcome:
-    """Make every check; the facts list them as {check, found, needed, ok}.
+    """Make every check; the facts list them as {check, found, needed, ok, to_do}.
 
     Raises:
         InputError: the spec, its input, or what it asks of this node is wrong.
@@ -59,9 +60,12 @@ def verify(context: Context) -> Outcome:
         *layout_checks(context),
         *model_checks(context),
         *deployment_checks(context),
+        *node_checks(context),
     ]
     _refuse(checks)
-    return Outcome(f"{len(checks)} checks passed", {"checks": [check.document() for check in checks]})
+    poor = sum(bool(check.to_do) for check in checks)
+    message = f"{len(checks)} checks passed" + (f", {poor} of them with something to do" if poor else "")
+    return Outcome(message, {"checks": [check.document() for check in checks]})
 
 
 def _refuse(checks: Sequence[Check]) -> None:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tasks.errors import InputError, Remedy, StageError, StageFailed, Unavailable
+from tasks.serving import log_files
 
-_TAIL_BYTES = 200_000
+_TAIL_LINES = 3000
 _LINES = 4
 _LINE_LENGTH = 240
 
@@ -29,18 +30,20 @@ class Diagnosis:
 
 
 @dataclass(frozen=True)
-class _Known:
+class Known:
+    """A failure that is known by its words."""
+
     kind: str
     pattern: re.Pattern[str]
     remedy: Remedy
     says: str
 
 
-def _known(kind: str, pattern: str, remedy: Remedy, says: str) -> _Known:
-    return _Known(kind, re.compile(pattern), remedy, says)
+def _known(kind: str, pattern: str, remedy: Remedy, says: str) -> Known:
+    return Known(kind, re.compile(pattern), remedy, says)
 
 
-_KNOWN = (
+KNOWN = (
     _known(
         "address in use",
         r"[Aa]ddress already in use|EADDRINUSE",
@@ -94,11 +97,12 @@ _KNOWN = (
 
 _LOOKS_BAD = re.compile(r"\b(ERROR|CRITICAL|\w*Error|\w*Exception|Traceback|error:|fatal|Killed)")
 
-_HARMLESS = re.compile(r"\b(DEBUG|INFO|WARNING)\b")
+_HARMLESS = re.compile(r"\b(DEBUG|INFO|WARNING)\b \d\d-\d\d ")
+"""vLLM's own lines that are no error: they mention files that it does without."""
 
 
-def of_exit(worker_id: str, log: Path, offset: int, status: int) -> Diagnosis:
-    """Why the worker's server ended, whose output is in `log` from `offset` on.
+def of_exit(worker_id: str, log: Path, status: int) -> Diagnosis:
+    """Why the worker's server ended, whose output is in `log`.
 
     Args:
         status: as subprocess reports it: negative for a signal.
@@ -111,23 +115,24 @@ def of_exit(worker_id: str, log: Path, offset: int, status: int) -> Diagnosis:
         )
         return Diagnosis("killed", Remedy.RETRY, says)
     how = f"died of {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
-    return of_log(worker_id, log, offset, how)
+    return of_log(worker_id, log, how)
 
 
-def of_log(worker_id: str, log: Path, offset: int, how: str) -> Diagnosis:
-    """Why the worker failed, by its output in `log` from `offset` on.
+def of_log(worker_id: str, log: Path, how: str) -> Diagnosis:
+    """Why the worker failed, by its output in `log`.
 
     Args:
         how: what was seen of it, as `was not ready after 600 s`.
     """
-    lines = _tail(log, offset)
-    for known in _KNOWN:
-        said = [line for line in lines if known.pattern.search(line)]
+    lines = [line for line in log_files.tail(log, _TAIL_LINES) if line.strip()]
+    bad = [line for line in lines if not _HARMLESS.search(line)]
+    for known in KNOWN:
+        said = [line for line in bad if known.pattern.search(line)]
         if said:
             return Diagnosis(
                 known.kind, known.remedy, _message(worker_id, how, known.says, said[:_LINES], log)
             )
-    said = [line for line in lines if _LOOKS_BAD.search(line) and not _HARMLESS.search(line)] or lines
+    said = [line for line in bad if _LOOKS_BAD.search(line)] or lines
     return Diagnosis("unknown", Remedy.RETRY, _message(worker_id, how, "", said[-_LINES:], log))
 
 
@@ -135,14 +140,3 @@ def _message(worker_id: str, how: str, why: str, said: list[str], log: Path) -> 
     head = f"{worker_id} {how}" + (f": {why}" if why else "")
     shown = "".join(f"\n    {line.strip()[:_LINE_LENGTH]}" for line in said)
     return f"{head}; its log is {log}" + (f" and says:{shown}" if shown else " and says nothing")
-
-
-def _tail(log: Path, offset: int) -> list[str]:
-    try:
-        with log.open("rb") as file:
-            end = file.seek(0, 2)
-            file.seek(max(offset, end - _TAIL_BYTES))
-            text = file.read().decode(errors="replace")
-    except OSError:
-        return []
-    return [line for line in text.splitlines() if line.strip()]

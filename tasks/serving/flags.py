@@ -16,6 +16,7 @@ log = logging.getLogger(__name__)
 
 _OURS = {
     "model": "model.repo and model.revision say which weights",
+    "trust-remote-code": "code of a repository is never run",
     "model-tag": "model.repo and model.revision say which weights",
     "host": "the setting serve_host says where workers listen",
     "port": "ports come from the setting port_range",
@@ -31,14 +32,17 @@ _OURS = {
     "kv-cache-dtype": "it is the field serving.kv_cache_dtype",
     "kv-cache-memory-bytes": "it is the field serving.kv_cache_memory_mb",
     "gpu-memory-utilization": "it is the field serving.gpu_memory_utilization",
+    "enable-chunked-prefill": "it is the field serving.chunked_prefill",
+    "kv-offloading-size": "it is the field serving.kv_offload_gb",
     "enable-prefix-caching": "it is the field serving.prefix_caching",
+    "max-num-queued-reqs": "it follows serving.max_num_seqs, so that overload is answered with 503",
     "enforce-eager": "it is the field serving.enforce_eager",
     "config": "the spec is the only source of flags",
 }
 """Flags that the pipeline sets itself."""
 
 
-def check(extra_args: Mapping[str, Any], known: Path) -> None:
+def check(extra_args: Mapping[str, Any], path: Path) -> None:
     """Refuse flags that the installed vLLM does not know, or that the pipeline sets itself.
 
     Raises:
@@ -46,16 +50,19 @@ def check(extra_args: Mapping[str, Any], known: Path) -> None:
     """
     if not extra_args:
         return
-    flags = _known(known)
+    flags = known(path)
+    if flags is None:
+        log.warning("%s is missing or unreadable, so serving.extra_args is not checked; run make setup", path)
     problems = []
     for given in extra_args:
         name = _normal(given)
-        if name in _OURS:
-            problems.append(f"serving.extra_args.{given}: the pipeline sets this one ({_OURS[name]})")
+        ours = _OURS.get(name) or _OURS.get(name.removeprefix("no-"))
+        if ours:
+            problems.append(f"serving.extra_args.{given}: the pipeline sets this one ({ours})")
         elif flags is not None and name not in flags and name.removeprefix("no-") not in flags:
             nearest = get_close_matches(name, sorted(flags), n=1)
             hint = f"; did you mean {nearest[0]}?" if nearest else ""
-            problems.append(f"serving.extra_args.{given}: vLLM {version(known)} has no flag --{name}{hint}")
+            problems.append(f"serving.extra_args.{given}: vLLM {version(path)} has no flag --{name}{hint}")
     if problems:
         raise InputError("\n".join(problems))
 
@@ -78,11 +85,11 @@ def version(known: Path) -> str:
         return "unknown"
 
 
-def _known(path: Path) -> set[str] | None:
+def known(path: Path) -> frozenset[str] | None:
+    """The flags of the installed vLLM, without dashes in front; None before set-up has read them."""
     try:
-        return {_normal(flag) for flag in json.loads(path.read_text())["flags"]}
+        return frozenset(_normal(flag) for flag in json.loads(path.read_text())["flags"])
     except (OSError, ValueError, KeyError, TypeError):
-        log.warning("%s is missing or unreadable, so serving.extra_args is not checked; run make setup", path)
         return None
 
 

@@ -5,6 +5,8 @@
 Keeps:
 - no worker outlives the lease: the keeper ends its pool by its own clock, with the ledger gone too;
 - a keeper whose claim has ended (another start, stop, or the reaper) ends its pool;
+- a pool that nobody can use any more ends: its run's deadline is over;
+- a pool with fewer workers than the spec's minimum ends: slots that keep failing were given up;
 - on SIGTERM it lets requests finish for a moment, ends its workers, and goes;
 - when it is killed itself the kernel kills the servers, and a scan finds what they forked (`leftovers`).
 """
@@ -15,17 +17,19 @@ import logging
 import os
 import signal
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from tasks import pool_key
 from tasks import settings as deployment
 from tasks.errors import InputError, StageError
-from tasks.ledger import Claim, Ledger
+from tasks.ledger import Claim, Ledger, Run
 from tasks.ledger import load as load_run
+from tasks.ledger.claims import facts_of
 from tasks.node import lock
 from tasks.node.processes import this_process
-from tasks.serving import pools, ports, probes, registry
+from tasks.serving import compile_cache, log_files, pools, ports, prewarm, probes, registry, scratch
 from tasks.serving.line import Line, now_s
 from tasks.serving.pools import Pool
 from tasks.serving.server import Job
@@ -40,15 +44,23 @@ _PATIENCE_S = 5.0
 _FIRST_RENEWAL_S = 60.0
 """How long a keeper waits for its lease to be confirmed, before it has started anything."""
 
+_LONGER_S = 3600.0
+"""A pool is kept beyond its run's deadline for whoever mends the run by hand."""
+
 _LAST_WRITES_S = 3.0
 _WATCH_S = 0.2
+_LOGS_EVERY_S = 30.0
 _DRAIN_POLL_S = 0.1
 
 
 class Keeper:
     """A pool's workers, its registry and its line to the ledger."""
 
-    def __init__(self, pool: Pool, job: Job, claim: Claim) -> None:
+    def __init__(self, pool: Pool, job: Job, claim: Claim, useful_s: float) -> None:
+        """
+        Args:
+            useful_s: how long from now its run can use it.
+        """
         self._pool = pool
         self._job = job
         self._claim = claim
@@ -60,6 +72,8 @@ class Keeper:
         self._ends_at = now_s() + _FIRST_RENEWAL_S
         self._is_held = asyncio.Event()
         self._draining = False
+        self._was_whole = False
+        self._useless_at = now_s() + useful_s
 
     async def keep(self) -> str:
         """Hold the pool until it must end; returns why it did."""
@@ -69,7 +83,9 @@ class Keeper:
         line = Line(self._claim, self._pool.wanted.lease_id, self._settings, self._renewed, self._lost)
         line.open()
         listening = ports.listen(self._settings.serve_host, self._settings.port_range)
-        answering = await registry.serve(listening, self._job.key, self._describe, self._try_again)
+        answering = await registry.serve(
+            listening, self._job.key, self._describe, self._try_again, self._tail
+        )
         self._record_started(line, listening.getsockname()[1])
         turns = asyncio.Semaphore(_starts_at_once(self._job, len(self._pool.wanted.slots)))
         async with probes.session(self._job.key) as client:
@@ -86,6 +102,7 @@ class Keeper:
                 for number, slot in enumerate(self._pool.wanted.slots)
             ]
             tending = [asyncio.create_task(self._tend(worker)) for worker in self._workers]
+            tending.append(asyncio.create_task(self._keep_the_disk_free()))
             try:
                 await self._until_over(tending)
                 await self._drain()
@@ -113,11 +130,42 @@ class Keeper:
         while self._why_over is None:
             if now_s() > self._ends_at - margin_s:
                 self._end("the lease expires and could not be renewed")
+            if now_s() > self._useless_at:
+                self._end("the deadline of its run is over")
             for task in tending:
                 if task.done():
                     task.result()  # a defect; ends the keeper, which ends its pool
+            self._end_when_too_few_are_left()
             await asyncio.sleep(_WATCH_S)
         log.info("the pool ends: %s", self._why_over)
+
+    def _end_when_too_few_are_left(self) -> None:
+        """Only once it served: until then whoever starts the pool reads why, and decides."""
+        given_up = [worker for worker in self._workers if worker.given_up is not None]
+        left, least = len(self._workers) - len(given_up), self._job.serving.min_workers
+        self._was_whole = self._was_whole or sum(one.state == "ready" for one in self._workers) >= least
+        if self._was_whole and left < min(least, len(self._workers)):
+            self._end(
+                f"{left} of {len(self._workers)} worker(s) are left, and serving.min_workers is {least}; the "
+                f"last one given up: {given_up[-1].message}"
+            )
+
+    async def _keep_the_disk_free(self) -> None:
+        settings = self._settings
+        await asyncio.to_thread(compile_cache.forget_old, settings)
+        while True:
+            for worker in self._workers:
+                log_file = self._job.log(worker.worker_id)
+                await asyncio.to_thread(
+                    log_files.bound, log_file, settings.log_max_mb * 2**20, settings.log_keep
+                )
+            await asyncio.sleep(_LOGS_EVERY_S)
+
+    def _tail(self, worker_id: str, lines: int) -> list[str] | None:
+        """The newest lines of a worker's log, or of `keeper`'s; None for a name that is none of these."""
+        if worker_id not in {"keeper", *(worker.worker_id for worker in self._workers)}:
+            return None
+        return log_files.tail(self._job.log(worker_id), lines)
 
     async def _drain(self) -> None:
         """Send no one new to the workers, and let them finish what they have, for a moment."""
@@ -126,8 +174,8 @@ class Keeper:
         async with probes.session(self._job.key) as client:
             while now_s() < deadline:
                 ready = [worker.url for worker in self._workers if worker.state == "ready"]
-                loads = await asyncio.gather(*(probes.load(client, url) for url in ready))
-                if all(load is None or load.idle for load in loads):
+                looks = await asyncio.gather(*(probes.look(client, url) for url in ready))
+                if all(look is None or look.load.idle for look in looks):
                     return
                 await asyncio.sleep(_DRAIN_POLL_S)
 
@@ -172,7 +220,10 @@ class Keeper:
 
     async def _record_end(self, line: Line) -> None:
         """Close the pool in the ledger, when this is still ours to do and nothing is left of it."""
-        if not self._claim_lost and all(worker.is_gone for worker in self._workers):
+        is_gone = all(worker.is_gone for worker in self._workers)
+        if is_gone:
+            scratch.remove(scratch.of_run(self._pool.run_id))
+        if is_gone and not self._claim_lost:
             queries = self._claim.ledger.queries
             values = {"pool_id": self._pool.pool_id, "reason": self._why_over}
             line.write(lambda connection: queries.end_pool(connection, **values))
@@ -202,6 +253,7 @@ def _keep(pool_id: str, epoch: int, settings: Settings) -> int:
         run = load_run(ledger, pool.run_id)
         claim = Claim(ledger, pool.run_id, "keeper", epoch)
         claim.hand_over(this_process())
+        prepared = facts_of(ledger, pool.run_id, "prepare") or {}
         ledger.close()  # from here on only the line speaks to it
         job = Job(
             pool_id,
@@ -211,12 +263,19 @@ def _keep(pool_id: str, epoch: int, settings: Settings) -> int:
             run.spec.serving,
             pool_key.derive(settings.secret(), pool_id),
             settings,
+            prewarm.shapes_of(run.spec, prepared),
         )
         lock_file = settings.locks / f"{pool.run_id}-keeper.lock"
         with lock.held(lock_file, f"keeper of pool {pool_id}", settings.lock_wait_s):
-            reason = asyncio.run(Keeper(pool, job, claim).keep())
+            reason = asyncio.run(Keeper(pool, job, claim, _useful_s(run, settings)).keep())
     log.info("ended: %s", reason)
     return 0
+
+
+def _useful_s(run: Run, settings: Settings) -> float:
+    """Until the run's deadline and its last requests; long enough for a start in any case."""
+    left_s = run.spec.limits.deadline_s - (datetime.now(UTC) - run.started_at).total_seconds()
+    return max(left_s, settings.start_timeout_s) + settings.request_timeout_s + _LONGER_S
 
 
 def _starts_at_once(job: Job, workers: int) -> int:

@@ -20,6 +20,12 @@ _CPU_KV_CACHE_MB = 256
 _QUIET_ENDPOINTS = "/health,/metrics"
 """The keeper asks these every second; their access log would bury what matters."""
 
+_QUEUE_LIMIT = "max-num-queued-reqs"
+_QUEUE_FACTOR = 2
+_QUEUE_SPARE = 8
+"""Requests in a worker, running and waiting, beyond which it answers 503: clients aim at 1.5 times
+max_num_seqs, and the keeper's own requests must get in."""
+
 
 @dataclass(frozen=True)
 class Slot:
@@ -53,9 +59,20 @@ def command(settings: Settings) -> list[str]:
 
 
 def arguments(
-    serving: Serving, slot: Slot, *, release_path: Path, release_id: str, host: str, port: int
+    serving: Serving,
+    slot: Slot,
+    *,
+    release_path: Path,
+    release_id: str,
+    host: str,
+    port: int,
+    known_flags: frozenset[str] | None = None,
 ) -> list[str]:
-    """The flags of `vllm serve` for one worker. The key is not among them: see `environment`."""
+    """The flags of `vllm serve` for one worker. The key is not among them: see `environment`.
+
+    Args:
+        known_flags: what the installed vLLM knows; a limit that an older one does not have is left out.
+    """
     words = [
         str(release_path),
         *("--host", host),
@@ -69,13 +86,26 @@ def arguments(
         *("--disable-access-log-for-endpoints", _QUIET_ENDPOINTS),
         *(_on_cpu(serving) if slot.kind == "cpu" else _on_gpu(serving, slot)),
     ]
+    if serving.chunked_prefill is not None:
+        words += flags.words("enable-chunked-prefill", serving.chunked_prefill)
+    if serving.kv_offload_gb is not None:
+        words += ["--kv-offloading-size", str(serving.kv_offload_gb)]
+    if _QUEUE_LIMIT in (known_flags or ()):
+        words += [f"--{_QUEUE_LIMIT}", str(_QUEUE_FACTOR * serving.max_num_seqs + _QUEUE_SPARE)]
     for name, value in sorted(serving.extra_args.items()):
         words += flags.words(name, value)
     return words
 
 
 def environment(
-    part: str, slot: Slot, *, key: str, first_internal_port: int, cache: Path, extra: Mapping[str, str]
+    part: str,
+    slot: Slot,
+    *,
+    key: str,
+    first_internal_port: int,
+    cache: Path,
+    temporary: Path,
+    extra: Mapping[str, str],
 ) -> dict[str, str]:
     """The whole environment of a worker, from a list: nothing of Airflow's, none of our secrets but the key.
 
@@ -83,6 +113,7 @@ def environment(
         part: the mark by which a scan finds the worker and all it forks.
         first_internal_port: vLLM opens ports of its own from here upwards.
         cache: where compiled kernels are kept; it outlives workers.
+        temporary: its folder for sockets and the like; it does not.
         extra: a deployment's own additions.
     """
     inherited = {
@@ -97,6 +128,8 @@ def environment(
         "VLLM_CACHE_ROOT": str(cache),
         "VLLM_CONFIG_ROOT": str(cache / "config"),
         "VLLM_NO_USAGE_STATS": "1",
+        "TMPDIR": str(temporary),
+        "VLLM_RPC_BASE_PATH": str(temporary),
         "TRITON_CACHE_DIR": str(cache / "triton"),
         "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
         "HF_HUB_OFFLINE": "1",
@@ -105,11 +138,6 @@ def environment(
         **_devices(slot),
         **extra,
     }
-
-
-def cache_folder(settings: Settings) -> Path:
-    """Where compiled kernels of the installed vLLM are kept; another version must not read them."""
-    return settings.home / "cache" / f"vllm-{flags.version(settings.serving_flags)}"
 
 
 def _on_cpu(serving: Serving) -> list[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tasks.node import processes
 from tasks.node.processes import Process
+from tasks.serving import scratch, shared_memory
 
 _POOL_PART = re.compile(r"^(?P<run_id>.+)/(?P<what>keeper|worker-\d+)$")
 
@@ -30,7 +31,7 @@ def workers(run_id: str, leaders: Iterable[Process] = ()) -> list[Process]:
     marked = {
         process
         for process in processes.find(run_id)
-        if (part := part_of(process)) is not None and part.startswith(f"{run_id}/worker-")
+        if (part := processes.part_of(process)) is not None and part.startswith(f"{run_id}/worker-")
     }
     return sorted(marked.union(*(session_of(leader) for leader in leaders)))
 
@@ -45,7 +46,7 @@ def runs() -> set[str]:
     """Runs, known to the ledger or not, of which a keeper or a worker lives on this host."""
     found = set()
     for process in processes.find():
-        match = _POOL_PART.match(part_of(process) or "")
+        match = _POOL_PART.match(processes.part_of(process) or "")
         if match:
             found.add(match["run_id"])
     return found
@@ -72,30 +73,29 @@ def session_of(leader: Process) -> list[Process]:
     return members
 
 
-def part_of(process: Process) -> str | None:
-    """The part in the process's environment; None when it is gone or has overwritten it."""
-    try:
-        marks = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return None
-    prefix = f"{processes.PART}=".encode()
-    return next((mark.removeprefix(prefix).decode() for mark in marks if mark.startswith(prefix)), None)
-
-
 def end(
-    run_id: str, leaders: Iterable[Process], keeper: Process | None, keeper_grace_s: float
+    run_id: str,
+    leaders: Iterable[Process],
+    keeper: Process | None,
+    keeper_grace_s: float,
+    held: Iterable[str] = (),
 ) -> list[Process]:
     """End a run's keepers, then its workers; returns what does not end, which is normally nothing.
 
     Args:
         keeper: the one in the ledger, in case it has lost its marks.
         keeper_grace_s: a keeper that is asked to end drains its workers and stops them itself.
+        held: files in /dev/shm that its servers are known to have had open.
     """
     known = list(leaders)
+    held = {*held, *shared_memory.held_by(workers(run_id, known))}
     survivors = processes.end({*keepers(run_id), *([keeper] if keeper else [])}, keeper_grace_s)
     survivors += processes.end_all(lambda: keepers(run_id), grace_s=0)
     # What is left now had no time to end by itself, or has hung: there is nothing to wait for.
     survivors += processes.end_all(lambda: workers(run_id, known), grace_s=0)
+    if not survivors:
+        shared_memory.remove(held)
+        scratch.remove(scratch.of_run(run_id))
     return survivors
 
 

@@ -4,7 +4,7 @@ Intent is written before a process exists, the process after; both by whoever st
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,8 @@ class Pool:
     keeper: Process | None
     """None until the keeper has written itself down."""
     ended: bool
+    memory_before: Mapping[str, int] = field(default_factory=dict)
+    """UUID of each device to the bytes that were in use on it before the pool."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,13 @@ class Attempt:
     port: int
     leader: Process | None
     """The server; its session is that of all it forked. None: intended, perhaps never started."""
+    shared_memory: tuple[str, ...] = ()
+    """Files in /dev/shm that its processes had open when it was ready."""
 
 
-def intend(claim: Claim, pool_id: str, node: str, wanted: Wanted) -> None:
+def intend(
+    claim: Claim, pool_id: str, node: str, wanted: Wanted, memory_before: Mapping[str, int] | None = None
+) -> None:
     """Write down that a keeper is about to be started for this pool."""
     with claim.writing() as connection:
         claim.ledger.queries.intend_pool(
@@ -66,12 +72,14 @@ def intend(claim: Claim, pool_id: str, node: str, wanted: Wanted) -> None:
             release_id=wanted.release_id,
             release_path=str(wanted.release_path),
             slots=Jsonb([slot.as_facts() for slot in wanted.slots]),
+            memory_before=Jsonb(dict(memory_before or {})),
         )
 
 
 def end(claim: Claim, pool_id: str, reason: str) -> None:
     """Write down that nothing of the pool is left; whoever calls this has looked."""
     with claim.writing() as connection:
+        claim.ledger.queries.end_workers_of_pool(connection, pool_id=pool_id, evidence=reason)
         claim.ledger.queries.end_pool(connection, pool_id=pool_id, reason=reason)
 
 
@@ -100,7 +108,14 @@ def attempts(ledger: Ledger, run_id: str) -> list[Attempt]:
     with ledger.transaction() as connection:
         rows = list(ledger.queries.workers_of_run(connection, run_id=run_id))
     return [
-        Attempt(row["pool_id"], row["worker_id"], row["attempt"], row["first_port"], _process(row))
+        Attempt(
+            row["pool_id"],
+            row["worker_id"],
+            row["attempt"],
+            row["first_port"],
+            _process(row),
+            tuple(row["shared_memory"]),
+        )
         for row in rows
     ]
 
@@ -122,11 +137,30 @@ def leaders(found: Iterable[Attempt]) -> list[Process]:
     return [attempt.leader for attempt in found if attempt.leader is not None]
 
 
+def shared_memory(found: Iterable[Attempt]) -> set[str]:
+    """What this boot's servers had open in /dev/shm, as far as it is written down."""
+    return {
+        path
+        for attempt in found
+        if attempt.leader is not None and attempt.leader.is_local()
+        for path in attempt.shared_memory
+    }
+
+
 def _pool(row: Mapping[str, Any]) -> Pool:
     slots = tuple(Slot.from_facts(slot) for slot in row["slots"])
     wanted = Wanted(row["release_id"], Path(row["release_path"]), slots, row["lease_id"])
     ended = row["ended_at"] is not None
-    return Pool(row["pool_id"], row["run_id"], row["node"], wanted, row["registry"], _process(row), ended)
+    return Pool(
+        row["pool_id"],
+        row["run_id"],
+        row["node"],
+        wanted,
+        row["registry"],
+        _process(row),
+        ended,
+        row["memory_before"],
+    )
 
 
 def _process(row: Mapping[str, Any]) -> Process | None:

@@ -15,6 +15,10 @@ class NoAnswer(Exception):
     """The server did not answer as it should; the message says how instead."""
 
 
+class Refused(NoAnswer):
+    """The server is well; the request was not to its liking."""
+
+
 @dataclass(frozen=True)
 class Load:
     """How much a worker has to do."""
@@ -26,6 +30,15 @@ class Load:
     def idle(self) -> bool:
         """Whether no request is in it."""
         return self.running + self.waiting == 0
+
+
+@dataclass(frozen=True)
+class Look:
+    """What an API server that answers says of itself."""
+
+    load: Load
+    tokens: int
+    """Read and generated since it started: moves while its engine works."""
 
 
 def session(key: str) -> aiohttp.ClientSession:
@@ -44,14 +57,28 @@ async def is_healthy(client: aiohttp.ClientSession, url: str) -> bool:
         return False
 
 
-async def load(client: aiohttp.ClientSession, url: str) -> Load | None:
-    """From the worker's metrics; None when it does not answer."""
+async def look(client: aiohttp.ClientSession, url: str) -> Look | None:
+    """Health and metrics at once; None when it does not answer, or says that its engine is dead."""
+    if not await is_healthy(client, url):
+        return None
     try:
         async with client.get(f"{url}/metrics", timeout=_within(_HEALTH_TIMEOUT_S)) as response:
             text = await response.text()
     except (aiohttp.ClientError, TimeoutError, OSError):
         return None
-    return Load(_gauge(text, "vllm:num_requests_running"), _gauge(text, "vllm:num_requests_waiting"))
+    load = Load(_total(text, "vllm:num_requests_running"), _total(text, "vllm:num_requests_waiting"))
+    made = _total(text, "vllm:generation_tokens_total") + _total(text, "vllm:prompt_tokens_total")
+    return Look(load, made)
+
+
+def chat(model: str, max_tokens: int) -> dict[str, Any]:
+    """The body of a short chat."""
+    return {
+        "model": model,
+        "messages": [{"role": "user", "content": PROMPT}],
+        "max_tokens": max_tokens,
+        "temperature": 0.0,
+    }
 
 
 async def answer(
@@ -62,28 +89,34 @@ async def answer(
     Raises:
         NoAnswer: it failed or took too long.
     """
-    body = {
-        "model": model,
-        "messages": [{"role": "user", "content": PROMPT}],
-        "max_tokens": max_tokens,
-        "temperature": 0.0,
-    }
-    try:
-        async with client.post(
-            f"{url}/v1/chat/completions", json=body, timeout=_within(timeout_s)
-        ) as response:
-            if response.status != 200:
-                said = (await response.text())[:300]
-                raise NoAnswer(f"a chat was answered with status {response.status}: {said}")
-            document = await response.json()
-    except TimeoutError:
-        raise NoAnswer(f"a chat of {max_tokens} tokens was not answered within {timeout_s:.0f} s") from None
-    except (aiohttp.ClientError, OSError, ValueError) as error:
-        raise NoAnswer(f"a chat was not answered: {type(error).__name__}: {error}") from None
+    document = await post(client, f"{url}/v1/chat/completions", chat(model, max_tokens), timeout_s)
     if document["usage"]["prompt_tokens"] < 2:
         raise NoAnswer(
             f"a chat's prompt had {document['usage']['prompt_tokens']} token(s); it must have 2 or more"
         )
+
+
+async def post(
+    client: aiohttp.ClientSession, url: str, body: dict[str, Any], timeout_s: float
+) -> dict[str, Any]:
+    """One request to a worker's engine, and its answer.
+
+    Raises:
+        Refused: the worker is well and does not want this request.
+        NoAnswer: it failed or took too long.
+    """
+    what = f"a request of {body['max_tokens']} token(s)"
+    try:
+        async with client.post(url, json=body, timeout=_within(timeout_s)) as response:
+            if response.status != 200:
+                said = (await response.text())[:300]
+                kind = Refused if response.status in (400, 422) else NoAnswer
+                raise kind(f"{what} was answered with status {response.status}: {said}")
+            return dict(await response.json())
+    except TimeoutError:
+        raise NoAnswer(f"{what} was not answered within {timeout_s:.0f} s") from None
+    except (aiohttp.ClientError, OSError, ValueError) as error:
+        raise NoAnswer(f"{what} was not answered: {type(error).__name__}: {error}") from None
 
 
 async def refuses_strangers(url: str, timeout_s: float) -> None:
@@ -125,6 +158,22 @@ async def retry(client: aiohttp.ClientSession, registry: str, pool_id: str) -> d
     )
 
 
+async def log_of(client: aiohttp.ClientSession, registry: str, worker_id: str, lines: int) -> str:
+    """The newest lines of a worker's log, from its keeper.
+
+    Raises:
+        NoAnswer: see `pool`.
+    """
+    url = f"{registry}/v1/logs/{worker_id}?lines={lines}"
+    try:
+        async with client.get(url, timeout=_within(_HEALTH_TIMEOUT_S)) as response:
+            if response.status != 200:
+                raise NoAnswer(f"the registry answered with status {response.status}")
+            return await response.text()
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        raise NoAnswer(f"the registry does not answer: {type(error).__name__}") from None
+
+
 async def _registry(request: Any, pool_id: str) -> dict[str, Any]:
     try:
         async with request as response:
@@ -142,8 +191,8 @@ def _within(seconds: float) -> aiohttp.ClientTimeout:
     return aiohttp.ClientTimeout(total=seconds)
 
 
-def _gauge(text: str, name: str) -> int:
-    """Sum over all label sets of a gauge in Prometheus' text format."""
+def _total(text: str, name: str) -> int:
+    """Sum over all label sets of a metric in Prometheus' text format."""
     total = 0.0
     for line in text.splitlines():
         if line.startswith((name + "{", name + " ")):

@@ -7,16 +7,35 @@ the *thread* that started it.
 import asyncio
 import os
 import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from tasks.errors import Remedy
 from tasks.node import processes
 from tasks.node.processes import Process
-from tasks.serving import diagnosis, launch, leftovers, ports
+from tasks.serving import (
+    diagnosis,
+    flags,
+    launch,
+    leftovers,
+    log_files,
+    ports,
+    scratch,
+    shared_memory,
+    timeline,
+)
 from tasks.serving.diagnosis import Diagnosis
 from tasks.serving.launch import Slot
+from tasks.serving.line import now_s
+from tasks.serving.prewarm import Shapes
 from tasks.settings import Settings
 from tasks.spec import Serving
+
+_START_LINES = 3000
+
+_ENGINE_TITLE = "VLLM::"
+"""Of the processes that vLLM names: the engine, and one for each rank (`vllm/utils/system_utils.py`)."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +49,8 @@ class Job:
     serving: Serving
     key: str
     settings: Settings
+    shapes: Shapes
+    """Of the batch, for the first requests."""
 
     def log(self, worker_id: str) -> Path:
         """Where a worker's output goes, of all its attempts."""
@@ -38,15 +59,16 @@ class Job:
 
 def command(job: Job, slot: Slot, block: ports.Block) -> list[str]:
     """The whole command line; it holds no secret."""
-    flags = launch.arguments(
+    words = launch.arguments(
         job.serving,
         slot,
         release_path=job.release_path,
         release_id=job.release_id,
         host=job.settings.serve_host,
         port=block.first,
+        known_flags=flags.known(job.settings.serving_flags),
     )
-    return [*launch.command(job.settings), *flags]
+    return [*launch.command(job.settings), *words]
 
 
 def url(job: Job, block: ports.Block) -> str:
@@ -58,23 +80,34 @@ def url(job: Job, block: ports.Block) -> str:
 class Server:
     """A started server; whoever has started it calls `end`, whatever happened to it."""
 
-    def __init__(self, worker_id: str, job: Job, slot: Slot, block: ports.Block) -> None:
+    def __init__(self, worker_id: str, job: Job, slot: Slot, block: ports.Block, cache: Path) -> None:
         """Start it.
+
+        Args:
+            cache: where its compiled kernels are kept.
 
         Raises:
             OSError: there is no such program, or the system has no process left to give.
         """
         self.exited = asyncio.Event()
+        self.slot = slot
+        self.memory_bytes = 0
+        """Used on its devices when it became ready; 0 where there is none."""
+        self.shared_memory: set[str] = set()
+        self._engines: tuple[Process, ...] = ()
         self._job = job
         self._worker_id = worker_id
         self._log = job.log(worker_id)
-        self._log_offset = self._log.stat().st_size if self._log.exists() else 0
+        self._scratch = scratch.make(job.run_id, worker_id)
+        self._began, self._began_at = time.time(), now_s()
+        log_files.begin_anew(self._log, job.settings.log_keep)
         environment = launch.environment(
             f"{job.run_id}/{worker_id}",
             slot,
             key=job.key,
             first_internal_port=block.first + 1,
-            cache=launch.cache_folder(job.settings),
+            cache=cache,
+            temporary=self._scratch,
             extra=job.settings.worker_environment,
         )
         self._child: subprocess.Popen[bytes] = processes.spawn(
@@ -88,26 +121,52 @@ class Server:
 
     def why_it_exited(self) -> Diagnosis:
         """From its exit status and its log."""
-        return diagnosis.of_exit(self._worker_id, self._log, self._log_offset, self._child.wait())
+        return diagnosis.of_exit(self._worker_id, self._log, self._child.wait())
 
     def why(self, how: str) -> Diagnosis:
         """From its log, for a server that lives and fails; `how` as in `diagnosis.of_log`."""
-        return diagnosis.of_log(self._worker_id, self._log, self._log_offset, how)
+        return diagnosis.of_log(self._worker_id, self._log, how)
+
+    def timeline(self) -> dict[str, float]:
+        """Event of its start to seconds after it was spawned, as far as its log tells."""
+        return timeline.of_log(log_files.tail(self._log, _START_LINES), self._began)
+
+    def age_s(self) -> float:
+        """Seconds since it was spawned."""
+        return round(now_s() - self._began_at, 1)
+
+    def stuck(self, evidence: str) -> Diagnosis:
+        """For a server that serves no more; its log has been quiet about that, so it is not asked."""
+        message = f"{self._worker_id} was replaced: {evidence}; its log is {self._log}"
+        return Diagnosis("stuck", Remedy.RETRY, message)
+
+    def note_what_it_holds(self) -> None:
+        """Its engine's processes and its shared memory, once they are all there: may take some 10 ms."""
+        found = self._search()
+        self._engines = tuple(one for one in found if _title(one).startswith(_ENGINE_TITLE))
+        self.shared_memory |= shared_memory.held_by(found)
+
+    def engines_gone(self) -> tuple[list[str], list[str]]:
+        """Of the engine's processes: those that have ended, and those that are stopped."""
+        ended = [f"pid {one.pid}" for one in self._engines if not one.is_alive()]
+        stopped = [f"pid {one.pid}" for one in self._engines if one.is_stopped()]
+        return ended, stopped
 
     async def end(self, grace_s: float) -> list[Process]:
         """End it, then all that it forked; returns what does not end, which is normally nothing."""
-        leader = self.leader
-        if leader is not None:
-            await asyncio.to_thread(processes.end, [leader], grace_s)
-
-        def search() -> list[Process]:
-            return leftovers.worker(self._job.run_id, self._worker_id, leader)
-
-        survivors = await asyncio.to_thread(processes.end_all, search, 0.0)
+        self.shared_memory |= await asyncio.to_thread(lambda: shared_memory.held_by(self._search()))
+        if self.leader is not None:
+            await asyncio.to_thread(processes.end, [self.leader], grace_s)
+        survivors = await asyncio.to_thread(processes.end_all, self._search, 0.0)
         if not survivors:
+            await asyncio.to_thread(shared_memory.remove, self.shared_memory)
+            scratch.remove(self._scratch)
             self._child.wait()
             self._close()
         return survivors
+
+    def _search(self) -> list[Process]:
+        return leftovers.worker(self._job.run_id, self._worker_id, self.leader)
 
     def _note_exit(self) -> None:
         self.exited.set()
@@ -118,3 +177,10 @@ class Server:
             asyncio.get_running_loop().remove_reader(self._pidfd)
             os.close(self._pidfd)
             self._pidfd = -1
+
+
+def _title(process: Process) -> str:
+    try:
+        return Path(f"/proc/{process.pid}/comm").read_text().strip()
+    except OSError:
+        return ""

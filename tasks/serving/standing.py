@@ -58,6 +58,8 @@ def try_again(pool: Pool, key: str) -> None:
 def prove(pool: Pool, key: str, timeout_s: float) -> int:
     """That every worker answers a chat with the key and turns away who has none; returns their number.
 
+    Workers whose slot was given up are left out; that enough are left is the keeper's concern.
+
     Raises:
         NoAnswer: names the worker, and what it does instead.
     """
@@ -89,7 +91,8 @@ async def _prove(pool: Pool, key: str, timeout_s: float) -> int:
             raise probes.NoAnswer(f"{worker['worker_id']}: {error}") from None
 
     async with probes.session(key) as client:
-        workers = (await probes.pool(client, _registry(pool), pool.pool_id))["workers"]
+        document = await probes.pool(client, _registry(pool), pool.pool_id)
+        workers = [worker for worker in document["workers"] if not worker["given_up"]]
         await asyncio.gather(*(one(worker) for worker in workers))
     return len(workers)
 

@@ -19,7 +19,17 @@ from tasks.errors import Fenced, InputError, Remedy, StageError, StageFailed
 from tasks.ledger import take
 from tasks.ledger.claims import facts_of
 from tasks.node import processes
-from tasks.serving import diagnosis, flags, leftovers, pools, probes, standing
+from tasks.serving import (
+    device_memory,
+    diagnosis,
+    flags,
+    keeper_process,
+    leftovers,
+    log_files,
+    pools,
+    probes,
+    standing,
+)
 from tasks.serving.diagnosis import Diagnosis
 from tasks.serving.launch import Slot
 from tasks.serving.pools import Pool, Wanted
@@ -29,6 +39,8 @@ log = logging.getLogger(__name__)
 _POLL_S = 0.25
 _KEEPER_UP_S = 60.0
 """A keeper is up within a second or two, on a machine that has nothing else to do."""
+_LONGER_S = 86400.0
+"""A pool is no use beyond its run's deadline; this much more is left for a run that is started again."""
 _ASKS = 20
 _ASKS_TO_PLAN = 3
 """A keeper on a busy machine may answer late, and replacing it costs a whole start."""
@@ -96,7 +108,7 @@ def apply(plan: Plan, context: Context) -> None:
 
 
 def verify(context: Context) -> Outcome:
-    """Every worker answers a chat with the pool's key, and turns away who has none.
+    """Every worker that was not given up answers a chat with the pool's key, and turns away who has none.
 
     Raises:
         StageFailed: one does not.
@@ -118,7 +130,9 @@ def verify(context: Context) -> Outcome:
         "model": there.wanted.release_id,
         "workers": workers,
     }
-    return Outcome(f"{workers} worker(s) serve {there.wanted.release_id}", facts)
+    wanted = len(there.wanted.slots)
+    fewer = "" if workers == wanted else f" ({wanted - workers} of {wanted} were given up: see their logs)"
+    return Outcome(f"{workers} worker(s) serve {there.wanted.release_id}{fewer}", facts)
 
 
 def _launch(wanted: Wanted, context: Context) -> Pool:
@@ -128,35 +142,41 @@ def _launch(wanted: Wanted, context: Context) -> Pool:
     keeping, holders = take(ledger, run_id, "keeper", frozenset({"keeper"}))
     processes.end(holders, grace_s=0)
     pool_id = f"{run_id}.{keeping.epoch}"
-    pools.intend(keeping, pool_id, settings.node, wanted)
+    uuids = [uuid for slot in wanted.slots for uuid in slot.uuids]
+    before = {uuid: use.used_bytes for uuid, use in device_memory.read(uuids, settings).items()}
+    pools.intend(keeping, pool_id, settings.node, wanted, before)
     secrets = {}
     if settings.ledger_url is not None:
         secrets["QWEN_PIPELINE_LEDGER_URL"] = settings.ledger_url.get_secret_value()
     keeper_log = _keeper_log(context)
-    log_offset = keeper_log.stat().st_size if keeper_log.exists() else 0
-    child = processes.spawn(
+    log_files.begin_anew(keeper_log, settings.log_keep)
+    started = keeper_process.start(
+        pool_id,
         [sys.executable, "-m", "tasks.serving.keeper", "--pool", pool_id, "--epoch", str(keeping.epoch)],
         processes.environment(f"{run_id}/keeper", secrets),
         keeper_log,
-        outlives_parent=True,
-        cwd=Path("/"),
+        settings,
+        context.run.spec.limits.deadline_s + settings.start_timeout_s + _LONGER_S,
     )
     deadline = time.monotonic() + _KEEPER_UP_S
     while True:
         pool = pools.load(ledger, pool_id)
         if pool is not None and pool.registry is not None:
             return pool
-        if (status := child.poll()) is not None:
-            how = f"ended with exit status {status}"
-            raise diagnosis.of_log("the keeper", keeper_log, log_offset, how).as_error()
+        if (how := started.ended()) is not None:
+            raise diagnosis.of_log("the keeper", keeper_log, how).as_error()
         if time.monotonic() > deadline:
             raise StageFailed(f"the keeper did not come up in {_KEEPER_UP_S:.0f} s; its log is {keeper_log}")
         time.sleep(_POLL_S)
 
 
 def _await_workers(pool: Pool, context: Context) -> None:
-    """Until all are ready. Ends: the keeper bounds every start of a worker, and their number."""
+    """Until all are ready, or enough are and the others given up.
+
+    Ends: the keeper bounds every start of a worker, and their number.
+    """
     key, total = _key(context, pool), len(pool.wanted.slots)
+    least = min(context.run.spec.serving.min_workers, total)
     shown = -1
     try:
         standing.try_again(pool, key)
@@ -166,9 +186,12 @@ def _await_workers(pool: Pool, context: Context) -> None:
             if ready != shown:
                 context.claim.progress(ready, total, "workers")
                 shown = ready
-            if ready == total:
+            given_up = [worker for worker in now.workers if worker["given_up"]]
+            if total - len(given_up) < least:
+                raise _why_given_up(given_up, total)
+            if ready + len(given_up) == total:
+                _warn_of(given_up)
                 return
-            _raise_when_given_up(now.workers)
             time.sleep(_POLL_S)
     except probes.NoAnswer as error:
         raise StageFailed(
@@ -176,25 +199,30 @@ def _await_workers(pool: Pool, context: Context) -> None:
         ) from None
 
 
-def _raise_when_given_up(workers: Sequence[dict[str, Any]]) -> None:
-    given_up = [worker for worker in workers if worker["given_up"]]
-    if given_up:
-        first = given_up[0]
-        remedy = Remedy(first["given_up"]["remedy"])
-        also = f"\n({len(given_up)} of {len(workers)} workers were given up)" if len(workers) > 1 else ""
-        message = f"{first['message']}\nafter {first['attempt']} start(s){also}"
-        raise Diagnosis(first["given_up"]["kind"], remedy, message).as_error()
+def _why_given_up(given_up: Sequence[dict[str, Any]], total: int) -> StageError:
+    first = given_up[0]
+    remedy = Remedy(first["given_up"]["remedy"])
+    also = f"\n({len(given_up)} of {total} workers were given up)" if total > 1 else ""
+    message = f"{first['message']}\nafter {first['attempt']} start(s){also}"
+    return Diagnosis(first["given_up"]["kind"], remedy, message).as_error()
+
+
+def _warn_of(given_up: Sequence[dict[str, Any]]) -> None:
+    for worker in given_up:
+        log.warning("the run goes on without %s: %s", worker["worker_id"], worker["message"])
 
 
 def _end_pool(context: Context, reason: str) -> None:
     """End whatever there is of a pool of this run, and write that down."""
     run_id, settings, ledger = context.run.run_id, context.settings, context.claim.ledger
     there = pools.open_pool(ledger, run_id)
+    attempts = pools.attempts(ledger, run_id)
     survivors = leftovers.end(
         run_id,
-        pools.leaders(pools.attempts(ledger, run_id)),
+        pools.leaders(attempts),
         there.keeper if there else None,
         keeper_grace_s=settings.drain_s + settings.stop_grace_s,
+        held=pools.shared_memory(attempts),
     )
     if survivors:
         pids = ", ".join(str(process.pid) for process in survivors)

@@ -4,6 +4,7 @@ Works on whatever there is: a healthy keeper, which drains and stops its workers
 a server whose API process was killed and whose engine lives on; one that is still starting.
 """
 
+import logging
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -11,11 +12,14 @@ from typing import Any
 from tasks.contract import Context, Outcome
 from tasks.errors import StageFailed
 from tasks.node.processes import Process
-from tasks.serving import leftovers, pools, ports
+from tasks.serving import device_memory, leftovers, pools, ports, shared_memory
 from tasks.serving.pools import Attempt, Pool
 
 _PORTS_WAIT_S = 5.0
+_MEMORY_WAIT_S = 10.0
 _POLL_S = 0.05
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -59,10 +63,12 @@ def apply(plan: Plan, context: Context) -> None:
         pools.leaders(attempts),
         plan.pool.keeper if plan.pool else None,
         keeper_grace_s=settings.drain_s + settings.stop_grace_s,
+        held=pools.shared_memory(attempts),
     )
     _nothing_is_left(context)
     if plan.pool is not None:
         _ports_are_free(context, plan.pool, attempts)
+        _memory_is_back(context, plan.pool)
         pools.end(context.claim, plan.pool.pool_id, "stopped")
 
 
@@ -79,6 +85,10 @@ def verify(context: Context) -> Outcome:
 
 def _nothing_is_left(context: Context) -> None:
     left = _processes(context)
+    attempts = pools.attempts(context.claim.ledger, context.run.run_id)
+    kept = shared_memory.remove(pools.shared_memory(attempts))
+    if kept and not left:
+        log.warning("%s stay: processes of somebody else have them open", ", ".join(kept))
     if left:
         pids = ", ".join(str(process.pid) for process in left)
         raise StageFailed(
@@ -101,6 +111,18 @@ def _ports_are_free(context: Context, pool: Pool, attempts: list[Attempt]) -> No
                 f"that does not carry its marks: `ss -tlnp` names it"
             )
         time.sleep(_POLL_S)
+
+
+def _memory_is_back(context: Context, pool: Pool) -> None:
+    """That the devices' memory is as it was before the pool, unless others took it: those are named."""
+    differs, named = device_memory.wait_until_back(pool.memory_before, context.settings, _MEMORY_WAIT_S)
+    if differs and named:
+        log.warning("no process of pool %s is left, but others use its devices: %s", pool.pool_id, differs)
+    elif differs:
+        raise StageFailed(
+            f"no process of pool {pool.pool_id} is left, and yet its memory is not back: {differs}; look at "
+            f"`nvidia-smi`, and reset the GPU when nobody uses it"
+        )
 
 
 def _processes(context: Context) -> list[Process]:

@@ -15,7 +15,7 @@ from psycopg.types.json import Jsonb
 
 from tasks.errors import Remedy, StageError
 from tasks.ledger.connection import Connection
-from tasks.serving import ports, probes, server
+from tasks.serving import compile_cache, device_memory, ports, prewarm, probes, server, watching
 from tasks.serving.diagnosis import Diagnosis
 from tasks.serving.launch import Slot
 from tasks.serving.line import now_s
@@ -26,11 +26,11 @@ log = logging.getLogger(__name__)
 State = Literal["starting", "warming", "ready", "suspect", "dead", "stopping", "stopped"]
 
 _START_POLL_S = 0.25
-_PREWARM_CHATS = 2
-_PREWARM_TOKENS = 4
+_FIRST_CHAT_TOKENS = 4
 _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 60.0
 
+_MEMORY_WAIT_S = 30.0
 _RECORD_WAIT_S = 5.0
 """An intent should be in the ledger before the process; but with the database gone a pool must still heal."""
 
@@ -86,6 +86,11 @@ class Worker:
         self._turns = turns
         self._server: Server | None = None
         self._ready_since: float | None = None
+        self._cache = compile_cache.folder(
+            job.settings, job.serving, slot, job.release_path, device_memory.kind(slot, job.settings)
+        )
+        self._cache_was_warm = False
+        self._memory_before = device_memory.used_bytes(slot, job.settings)
         self._unwanted_blocks: set[int] = set()
         self._wanted_again = asyncio.Event()
 
@@ -144,6 +149,8 @@ class Worker:
                 if survivors:
                     why = Diagnosis("does not end", Remedy.OPERATOR, f"{survivors} do not end after SIGKILL")
                 self._server = None
+            if self._may_be_the_cache(why):
+                await asyncio.to_thread(compile_cache.drop, self._cache)
             if (
                 self._ready_since is not None
                 and now_s() - self._ready_since > self._settings.worker_settled_s
@@ -155,6 +162,26 @@ class Worker:
                 self.given_up = why
                 return
             await asyncio.sleep(min(_FIRST_PAUSE_S * 4 ** (failures - 1), _LONGEST_PAUSE_S))
+            await self._until_the_memory_is_back()
+
+    def _may_be_the_cache(self, why: Diagnosis) -> bool:
+        """Whether it never became ready, for no reason that is known, with kernels that another one compiled."""
+        is_unclear = why.kind in ("unknown", "corrupt cache")
+        return is_unclear and self._ready_since is None and self._cache_was_warm
+
+    async def _until_the_memory_is_back(self) -> None:
+        """A worker that starts beside the memory of its predecessor takes too little (vllm #55827)."""
+        if not self._memory_before:
+            return
+        deadline = now_s() + _MEMORY_WAIT_S
+        allowed = self._memory_before + self._settings.memory_tolerance_mb * 2**20
+        while await asyncio.to_thread(device_memory.used_bytes, self._slot, self._settings) > allowed:
+            if now_s() > deadline:
+                log.warning(
+                    "%s: the memory of its device is not back; it is started all the same", self.worker_id
+                )
+                return
+            await asyncio.sleep(1.0)
 
     async def _serve(self) -> Diagnosis:
         """Start a server and watch it; returns why it does not serve any more."""
@@ -188,7 +215,8 @@ class Worker:
         self.url = server.url(self._job, block)
         self.state, self.message = "starting", "about to be started"
         await self._intend(block)
-        self._server = started = Server(self.worker_id, self._job, self._slot, block)
+        self._cache_was_warm = compile_cache.use(self._cache)
+        self._server = started = Server(self.worker_id, self._job, self._slot, block, self._cache)
         log.info("%s: start %d: %s on %s", self.worker_id, self.attempt, started.leader, self.url)
         if started.leader is not None:
             values = {**self._identity(), **asdict(started.leader)}
@@ -208,36 +236,38 @@ class Worker:
             await asyncio.sleep(_START_POLL_S)
         self._change("warming", "the server answers")
         try:
-            for _ in range(_PREWARM_CHATS):
-                await probes.answer(
-                    self._client,
-                    self.url,
-                    self._job.release_id,
-                    max_tokens=_PREWARM_TOKENS,
-                    timeout_s=self._settings.canary_timeout_s,
-                )
+            await probes.answer(
+                self._client,
+                self.url,
+                self._job.release_id,
+                max_tokens=_FIRST_CHAT_TOKENS,
+                timeout_s=self._settings.canary_timeout_s,
+            )
+            report = await prewarm.warm(
+                self._client,
+                self.url,
+                self._job.release_id,
+                self._job.release_path,
+                self._job.shapes,
+                self._settings,
+            )
         except probes.NoAnswer as error:
             raise _Failed(started.why(f"does not serve: {error}")) from None
+        await asyncio.to_thread(started.note_what_it_holds)
+        started.memory_bytes = await asyncio.to_thread(device_memory.used_bytes, self._slot, self._settings)
+        self._record_start(report, started)
         self._ready_since = now_s()
-        self._change("ready", f"{_PREWARM_CHATS} chats were answered")
+        self._change("ready", prewarm.summary(report))
 
     async def _watch(self, started: Server) -> None:
-        """Look at the server every second until it does not answer any more."""
-        answered_at = now_s()
-        allowed_s = self._settings.worker_silence_s
-        while True:
-            load = await probes.load(self._client, self.url)
-            if load is not None and await probes.is_healthy(self._client, self.url):
-                self.load = load
-                answered_at = now_s()
-                if self.state == "suspect":
-                    self._change("ready", "the server answers again")
-            silent_s = now_s() - answered_at
-            if silent_s > allowed_s:
-                raise _Failed(started.why(f"has not answered for {silent_s:.0f} s"))
-            if silent_s > allowed_s / 4 and self.state == "ready":
-                self._change("suspect", f"no answer for {silent_s:.0f} s")
-            await asyncio.sleep(self._settings.registry_poll_s)
+        """Follow the verdicts on the server until it is dead."""
+        async for verdict, look in watching.verdicts(self._client, self.url, self._job, started):
+            if verdict.state == "dead":
+                raise _Failed(started.stuck(verdict.evidence))
+            if verdict.state != self.state:
+                self._change(verdict.state, verdict.evidence)
+            if look is not None:
+                self.load = look.load
 
     async def _intend(self, block: ports.Block) -> None:
         values = {
@@ -251,6 +281,20 @@ class Worker:
         await asyncio.wait({written}, timeout=_RECORD_WAIT_S)
         if not written.done():
             log.warning("%s is started before the ledger knows of it: it does not answer", self.worker_id)
+
+    def _record_start(self, first_requests: dict[str, Any], started: Server) -> None:
+        startup = {
+            "timeline": {**started.timeline(), "ready": started.age_s()},
+            "first_requests": first_requests,
+            "compile_cache": {"folder": str(self._cache), "was_warm": self._cache_was_warm},
+            "device_memory_bytes": started.memory_bytes,
+        }
+        values = {
+            **self._identity(),
+            "startup": Jsonb(startup),
+            "shared_memory": sorted(started.shared_memory),
+        }
+        self._record(lambda connection: self._queries.worker_warmed(connection, **values))
 
     def _change(self, state: State, evidence: str) -> None:
         log.info("%s: %s: %s", self.worker_id, state, evidence)

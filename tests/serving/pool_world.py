@@ -70,6 +70,13 @@ class World:
         self.succeed(run_id, "convert", {"release_id": RELEASE_ID, "path": str(release)})
         self.provision(run_id, cores)
 
+    def close_runs(self) -> None:
+        """Give every run's devices back, so that another can have them."""
+        for lease in leases.live_leases(self.ledger):
+            claim, _ = take(self.ledger, lease.run_id, "restore", frozenset({"restore"}))
+            leases.release(claim, lease.lease_id, "by the test")
+            claim.finish("done", "by the test", {})
+
     def provision(self, run_id: str, cores: tuple[int, ...]) -> int:
         """Lease the cores, as the stage does; returns the lease."""
         claim, _ = take(self.ledger, run_id, "provision", frozenset({"provision"}))
@@ -108,6 +115,15 @@ class World:
         attempts = pools.attempts(self.ledger, run_id or self.run_id)
         leaders = pools.leaders(one for one in attempts if one.worker_id == f"worker-{number}")
         return leaders[-1]
+
+    def engine(self, number: int) -> Process:
+        """The process of a worker that holds the model."""
+        for process in leftovers.workers(self.run_id):
+            part = processes.part_of(process)
+            title = Path(f"/proc/{process.pid}/comm").read_text()
+            if part == f"{self.run_id}/worker-{number}" and title.startswith("VLLM::"):
+                return process
+        raise AssertionError(f"worker-{number} has no engine")
 
     def processes(self, part: str | None = None) -> list[Process]:
         """Living processes of this deployment."""
@@ -156,11 +172,17 @@ def make_world(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch, **sett
     return world
 
 
-def get_json(url: str, key: str | None = None) -> dict[str, Any]:
+def get_text(url: str, key: str | None = None) -> str:
     """A GET; raises urllib.error.HTTPError for a refusal."""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10) as response:
-        return dict(json.load(response))
+        return str(response.read().decode())
+
+
+def get_json(url: str, key: str | None = None) -> dict[str, Any]:
+    """A GET; raises urllib.error.HTTPError for a refusal."""
+    text = get_text(url, key)
+    return dict(json.loads(text)) if text else {}
 
 
 def status_of(url: str, key: str | None = None) -> int:

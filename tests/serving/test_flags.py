@@ -14,13 +14,13 @@ from tasks.serving import flags
 def known(tmp_path: Path) -> Path:
     """What set-up wrote."""
     path = tmp_path / "vllm-flags.json"
-    listed = ["--block-size", "--enable-chunked-prefill", "--no-enable-chunked-prefill", "--port"]
+    listed = ["--block-size", "--async-scheduling", "--no-async-scheduling", "--port"]
     path.write_text(json.dumps({"version": "0.32.0", "flags": listed}))
     return path
 
 
 def test_known_flags_pass_however_they_are_spelt(known: Path) -> None:
-    flags.check({"block_size": 16, "enable-chunked-prefill": False, "no-enable-chunked-prefill": True}, known)
+    flags.check({"block_size": 16, "async-scheduling": False, "no-async-scheduling": True}, known)
 
 
 def test_an_unknown_flag_is_refused_with_the_nearest_one(known: Path) -> None:

@@ -6,7 +6,6 @@ import pytest
 
 from tasks.serving import launch
 from tasks.serving.launch import Slot
-from tasks.settings import Settings
 from tasks.spec import Serving
 
 CPU = Slot("cpu-1", "cpu", cores=(2, 3))
@@ -14,7 +13,7 @@ MIG = Slot("mig-0", "mig", uuids=("MIG-1",))
 TWO_GPUS = Slot("gpus-0", "gpus", uuids=("GPU-1", "GPU-2"))
 
 
-def flags(slot: Slot, **serving: object) -> list[str]:
+def flags(slot: Slot, known: frozenset[str] | None = None, **serving: object) -> list[str]:
     return launch.arguments(
         Serving.model_validate(serving),
         slot,
@@ -22,6 +21,7 @@ def flags(slot: Slot, **serving: object) -> list[str]:
         release_id="tiny",
         host="127.0.0.1",
         port=21000,
+        known_flags=known,
     )
 
 
@@ -36,6 +36,7 @@ def environment(slot: Slot) -> dict[str, str]:
         key="the key",
         first_internal_port=21001,
         cache=Path("/cache"),
+        temporary=Path("/tmp/qwen-1/worker-0"),
         extra={"OWN": "1"},
     )
 
@@ -101,7 +102,14 @@ def test_a_slot_is_the_same_from_provision_and_from_the_ledger(facts: dict[str, 
     assert Slot.from_facts(slot.as_facts()) == slot
 
 
-def test_caches_are_kept_apart_by_version(tmp_path: Path) -> None:
-    known = tmp_path / "flags.json"
-    known.write_text('{"version": "1.2.3", "flags": []}')
-    assert launch.cache_folder(Settings(home=tmp_path, serving_flags=known)).name == "vllm-1.2.3"
+def test_overload_is_answered_with_503_where_vllm_can() -> None:
+    words = flags(CPU, frozenset({"max-num-queued-reqs"}), max_num_seqs=16)
+    assert int(value(words, "--max-num-queued-reqs")) > 1.5 * 16, "clients aim at that"
+    assert "--max-num-queued-reqs" not in flags(CPU, frozenset({"host"}), max_num_seqs=16)
+
+
+def test_typed_fields_become_flags() -> None:
+    words = flags(MIG, chunked_prefill=False, kv_offload_gb=4.5)
+    assert "--no-enable-chunked-prefill" in words
+    assert value(words, "--kv-offloading-size") == "4.5"
+    assert not any("chunked" in word or "offload" in word for word in flags(MIG))

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from tasks.errors import InputError, StageFailed
-from tasks.ledger import take
+from tasks.ledger import load, take
 from tasks.serving import pools, ports
+from tasks.serving.launch import Slot
 from tests.serving.forwarder import Forwarder
-from tests.serving.pool_world import World, status_of, wait_for
+from tests.serving.pool_world import World, get_text, status_of, wait_for
 
 
 def kill(process: object) -> None:
@@ -75,6 +76,128 @@ def test_the_registry_tells_of_a_lost_worker_at_once(world: World) -> None:
     world.execute("start")
     kill(world.server(0))
     wait_for("clients hear of it", lambda: world.registry()["workers"][0]["state"] != "ready", within_s=2)
+
+
+def test_a_stopped_engine_is_found_although_health_answers_and_is_replaced(world: World) -> None:
+    world.configure(worker_silence_s=6, canary_timeout_s=5)
+    world.execute("start")
+    server, engine = world.server(0), world.engine(0)
+    url = world.registry()["workers"][0]["url"]
+    os.kill(engine.pid, signal.SIGSTOP)
+    wait_for("clients hear of it", lambda: world.registry()["workers"][0]["state"] == "suspect", within_s=2)
+    assert status_of(f"{url}/health") == 200
+    wait_for("another", lambda: world.server(0) != server and _all_ready(world), within_s=40)
+    assert not engine.is_alive()
+    evidence = [row["evidence"] for row in world.rows("select evidence from pool_worker_change")]
+    assert any("its engine is stopped (state T)" in text for text in evidence)
+    assert any("no token was made for" in text and "hangs" in text for text in evidence)
+
+
+def test_a_stopped_engine_that_goes_on_is_ready_again(world: World) -> None:
+    world.execute("start")
+    engine = world.engine(0)
+    os.kill(engine.pid, signal.SIGSTOP)
+    wait_for("suspect", lambda: world.registry()["workers"][0]["state"] == "suspect")
+    os.kill(engine.pid, signal.SIGCONT)
+    wait_for("ready again", lambda: _all_ready(world))
+    assert world.engine(0) == engine
+
+
+def test_a_killed_engine_takes_its_worker_along_and_both_are_replaced(world: World) -> None:
+    world.execute("start")
+    engine = world.engine(0)
+    kill(engine)
+    wait_for("clients hear of it", lambda: world.registry()["workers"][0]["state"] != "ready", within_s=2)
+    wait_for("another", lambda: _all_ready(world))
+    assert world.engine(0) != engine
+
+
+def _all_ready(world: World) -> bool:
+    return {worker["state"] for worker in world.registry()["workers"]} == {"ready"}
+
+
+def test_a_run_goes_on_without_a_slot_that_was_given_up(world: World) -> None:
+    world.configure(worker_attempts=1)
+    facts = world.execute("start").facts
+    assert facts["workers"] == 2
+    kill(world.server(0))
+    wait_for("given up", lambda: world.registry()["workers"][0]["given_up"])
+    # One is left, which is enough: the default.
+    assert world.registry()["workers"][1]["state"] == "ready"
+    assert world.pool().keeper.is_alive()
+
+
+def test_a_pool_below_its_minimum_ends(world: World) -> None:
+    world.close_runs()
+    world.add_run("run-2", serving={"min_workers": 2})
+    world.run_id = "run-2"
+    world.configure(worker_attempts=1)
+    world.execute("start")
+    kill(world.server(0))
+    wait_for("everything ended", lambda: not world.processes())
+    (pool,) = world.rows("select reason from pool where run_id = 'run-2'")
+    assert "1 of 2 worker(s) are left, and serving.min_workers is 2" in pool["reason"]
+
+
+def test_first_requests_are_reported_in_the_ledger(world: World) -> None:
+    world.execute("start")
+    for row in world.rows("select startup from pool_worker"):
+        report = row["startup"]["first_requests"]
+        assert len(report["rounds"]) >= 2
+        assert report["rounds"][0]["requests"] == report["shapes"]["sequences"]
+        assert row["startup"]["compile_cache"]["was_warm"] is False
+
+
+def test_a_start_that_fails_with_a_warm_cache_drops_it_and_tries_again(world: World) -> None:
+    from tasks.serving import compile_cache
+
+    once = world.home / "once"
+    once.write_text("EOFError: Ran out of input")
+    spec = load(world.ledger, "run-1").spec
+    slot = Slot("cpu-0", "cpu", cores=(0,))
+    cache = compile_cache.folder(world.settings, spec.serving, slot, world.home / "release", "cpu")
+    (cache / "triton").mkdir(parents=True)
+    world.configure(worker_environment={"STANDIN_FAIL_ONCE": str(once)})
+    world.execute("start")
+    assert not (cache / "triton").exists()
+    log = (world.settings.logs / "run-1" / "keeper.log").read_text()
+    assert f"the compile cache {cache} is dropped" in log
+
+
+def test_temporary_files_of_killed_workers_are_removed(world: World) -> None:
+    world.execute("start")
+    environ = Path(f"/proc/{world.server(0).pid}/environ").read_text().split("\0")
+    (folder,) = {Path(entry.partition("=")[2]) for entry in environ if entry.startswith("TMPDIR=")}
+    (folder / "socket").touch()
+    assert len(str(folder)) < 107 - 37, "vLLM adds a name, and a socket's path is short"
+    for victim in (world.pool().keeper, *world.workers()):
+        kill(victim)
+    world.execute("stop")
+    assert not folder.exists()
+    assert not folder.parent.exists()
+
+
+@pytest.mark.parametrize("how", ["all at once", "keeper first"])
+def test_shared_memory_of_killed_workers_is_removed(world: World, how: str) -> None:
+    shared = Path(f"/dev/shm/psm_{world.settings.deployment}")
+    world.configure(worker_environment={"STANDIN_SHM": str(shared)})
+    world.execute("start")
+    assert shared.exists()
+    assert world.rows("select shared_memory from pool_worker")[0]["shared_memory"] == [str(shared)]
+    victims = [world.pool().keeper, *(world.workers() if how == "all at once" else [])]
+    for victim in victims:
+        kill(victim)
+    world.execute("stop")
+    assert not shared.exists()
+
+
+def test_a_workers_log_is_read_through_the_registry_with_the_key_only(world: World) -> None:
+    facts = world.execute("start").facts
+    url = f"{facts['registry']}/v1/logs/worker-0?lines=5"
+    assert status_of(url) == 401
+    assert "this is a stand-in for vllm serve" in get_text(url, world.key())
+    assert "ready" in get_text(f"{facts['registry']}/v1/logs/keeper", world.key())
+    assert status_of(f"{facts['registry']}/v1/logs/..%2Fkeeper", world.key()) == 404
 
 
 def test_a_slot_that_keeps_failing_is_given_up_and_tried_again_by_the_next_start(world: World) -> None:
@@ -230,7 +353,7 @@ def test_the_key_and_our_secrets_are_nowhere_to_be_read(world: World) -> None:
     ours = {entry.split("=")[0] for entry in environ.split("\0") if entry.startswith("QWEN_PIPELINE_")}
     assert ours == {"QWEN_PIPELINE_DEPLOYMENT", "QWEN_PIPELINE_PART"}
     world.execute("stop")
-    seen = [path.read_text() for path in world.settings.logs.rglob("*.log")]
+    seen = [path.read_text() for path in world.settings.logs.rglob("*.log*")]
     for table in ("pool", "pool_worker", "pool_worker_change", "claim", "progress"):
         seen += [str(row) for row in world.rows(f"select * from {table}")]
     for process in world.processes():

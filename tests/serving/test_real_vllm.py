@@ -2,37 +2,21 @@
 
 import os
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tasks import settings as deployment
-from tasks.node import lock, processes
+from tasks.node import processes
 from tasks.serving import leftovers, pools, ports
 from tests.serving.pool_world import World, make_world, status_of, wait_for
+from tests.serving.real_model import KEPT, tiny_qwen3
 
 pytestmark = pytest.mark.real_vllm
 
-_MAKE = Path(__file__).parent / "make_tiny_qwen3.py"
-_MODELS = deployment.REPOSITORY / "var" / "test-models"
-
-
-@pytest.fixture(scope="module")
-def tiny_qwen3() -> Path:
-    """A tiny Qwen3 with random weights, made once for this checkout."""
-    folder = _MODELS / "tiny-qwen3"
-    with lock.held(_MODELS / "lock", "make the tiny Qwen3", wait_s=300):
-        python = deployment.current().python_convert
-        subprocess.run([python, _MAKE, folder], check=True, timeout=300)
-    return folder
-
 
 @pytest.fixture
-def world(
-    tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch, tiny_qwen3: Path
-) -> Iterator[World]:
+def world(tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """A run of the tiny Qwen3 with two CPU slots."""
     made = make_world(
         tmp_path,
@@ -41,7 +25,7 @@ def world(
         worker_command=[],
         start_timeout_s=1800,
         # Kept for the next time: what vLLM learns about a model class costs it 10 s of a core.
-        worker_environment={"VLLM_CACHE_ROOT": str(_MODELS / "vllm-cache")},
+        worker_environment={"VLLM_CACHE_ROOT": str(KEPT / "vllm-cache")},
     )
     serving = {
         "max_model_len": 256,
@@ -50,7 +34,7 @@ def world(
         "kv_cache_memory_mb": 32,
     }
     made.add_run("run-1", serving=serving)
-    made.succeed("run-1", "convert", {"release_id": "tiny-qwen3", "path": str(tiny_qwen3)})
+    made.succeed("run-1", "convert", {"release_id": "tiny-qwen3", "path": str(tiny_qwen3())})
     try:
         yield made
     finally:
@@ -93,7 +77,7 @@ def test_a_pool_of_real_vllm_is_mended_and_ended(world: World) -> None:
     assert world.processes() == []
     assert ports.occupied([int(url.rsplit(":", 1)[1]) for url in all_urls]) == []
 
-    seen += [path.read_text() for path in world.settings.logs.rglob("*.log")]
+    seen += [path.read_text() for path in world.settings.logs.rglob("*.log*")]
     for table in ("pool", "pool_worker", "pool_worker_change", "claim"):
         seen += [str(row) for row in world.rows(f"select * from {table}")]
     assert not any(key in text for text in seen)

@@ -1,8 +1,8 @@
 -- Only the batch's writer registers segments.
 --
--- Two runs of one batch may each hold a live claim; were both to register, the order of commits, which decides
--- what of two answers counts, would depend on who is faster. The share lock makes a change of the writer wait
--- for registrations that have begun, and makes those that begin later see it.
+-- Two runs of one batch may each hold a live claim; were both to register, the order of commits, which
+-- decides what of two answers counts, would depend on who is faster. The share lock makes a change of the
+-- writer wait for registrations that have begun, and makes those that begin later see it.
 
 create function ledger.require_writer() returns trigger
 language plpgsql as $$
