@@ -244,6 +244,8 @@ class Dispatcher:
                 ended = self._take(asked, outcome, worker, latency_s)
                 if ended is not None:
                     return ended, worker.name
+                if self._stopped:
+                    return _Ended.LEFT, None
                 continue
             asked.deaths += outcome.fault in (Fault.LOST, Fault.SILENT)
             asked.errors += outcome.fault is Fault.ERROR
@@ -341,7 +343,7 @@ class Dispatcher:
         if isinstance(outcome, Unfit):
             self._pace.learn(latency_s, outcome.answered.completion_tokens)
             asked.unfit += 1
-            if asked.unfit < _DRAWS and not self._stopped:
+            if asked.unfit < _DRAWS:
                 return None
         self._fail(asked, outcome.error_class, outcome.message, worker.name, latency_s)
         return _Ended.FAILED
