@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tasks.batch import segments
+from tasks.batch.records import Result
 from tasks.node import processes
 from tasks.settings import REPOSITORY
 from tests.batch.stand_in import Does, StandIn, answer_to
@@ -49,6 +50,45 @@ def test_the_whole_batch_by_spark(world: World):
     everything = b"".join(path.read_bytes() for path in world.root.rglob("*") if path.is_file())
     assert everything.count(world.key.encode()) == 0
     assert not list((world.home / "spark").iterdir())
+
+
+def test_sessions_go_on_and_what_kills_engines_is_asked_alone_by_spark(world: World):
+    """First turns were answered by an earlier attempt; one row ends every connection that it is asked on."""
+    turns = [f"s{session}-t{turn}" for turn in range(3) for session in range(4)]
+    path = write_input(
+        world.root / "in" / "p.parquet", [*turns, "poison"], who=[*(one[:2] for one in turns), None]
+    )
+    spec = world.spec(path, batch={"session": "who"})
+
+    def poison(worker: str, prompt: str, before: int) -> Does | None:
+        return Does(closes=True) if " poison " in prompt else None
+
+    with StandIn(world.key, behaviour=poison) as pool:
+        world.run("one", spec, pool.registry)
+        folder = Path(world.execute("prepare", "one").facts["folder"])
+        with segments.SegmentWriter(folder / "segments", "earlier") as writer:
+            for one in turns[:4]:
+                writer.append(
+                    Result(
+                        one, "answered", f"said to {one}", None, None, "stop", 3, 1, 0.1, "w", 1, "release-1"
+                    )
+                )
+        assert world.execute("prepare", "one").facts["answered"] == 4
+        done = {name: world.execute(name, "one") for name in ("run", "reconcile", "publish")}
+        bodies = {body["messages"][-1]["content"]: body["messages"] for body in pool.bodies}
+        assert pool.asked[prompt_of("poison")] == 4  # twice in company, twice alone
+    for session in range(4):
+        first, second, third = (f"s{session}-t{turn}" for turn in range(3))
+        assert prompt_of(first) not in bodies
+        said = [message["content"] for message in bodies[prompt_of(third)]]
+        second_answer = answer_to(prompt_of(second))
+        assert said == [
+            prompt_of(first), f"said to {first}", prompt_of(second), second_answer, prompt_of(third)
+        ]  # fmt: skip
+    assert done["reconcile"].facts == {"rows": 13, "answered": 12, "failed": 1, "not_started": 0}
+    assert [(row["id"], row["error_class"]) for row in world.published() if row["error_class"]] == [
+        ("poison", "KillsEngine")
+    ]
 
 
 @pytest.mark.parametrize("victim", ["stage", "driver"])
