@@ -2,13 +2,14 @@
 
 import json
 
-from benchmarks import dag_parse, weights
+from benchmarks import dag_parse, mig_layout, weights
 
 
 def main() -> None:
     """Run them one after the other."""
     print(json.dumps({"benchmark": "dag_parse", **dag_parse.measure(rounds=5)}))
     print(json.dumps({"benchmark": "weights_files", **weights.measure_files(rounds=3)}))
+    print(json.dumps({"benchmark": "mig_layout", **mig_layout.measure(rounds=5)}))
 
 
 if __name__ == "__main__":

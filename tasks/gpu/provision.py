@@ -235,8 +235,15 @@ def _again(context: Context, lease: Lease) -> tuple[Taken, ...]:
     layout = context.run.spec.layout
     assert not isinstance(layout, CpuLayout), "cores are not cut"
     there = inventory.read(context.settings)
-    if not cutting.unrecorded(context, lease, there):
+    undecided = cutting.unrecorded(context, lease, there)
+    if not undecided:
         return ()
+    sick = [f"{gpu}: {', '.join(gpu.ailments)}" for gpu in undecided if gpu.ailments]
+    if sick:
+        raise StageFailed(
+            f"lease {lease.lease_id} of this run holds a GPU on which nothing should run ({'; '.join(sick)}): end it "
+            f"with `qwen-pipeline restore`, then provision again, which leaves that GPU out"
+        )
     asked = ask(layout, there, needs_of(context))
     of_lease = tuple(gpu for gpu in asked.candidates if gpu.uuid in lease.devices)
     return demand.pick(replace(asked, candidates=of_lease, how_many=len(of_lease)), there)
