@@ -2,10 +2,10 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 
 
-.PHONY: setup lock lint test bench demo down
+.PHONY: setup lock lint test bench chaos demo down
 
-setup:                 ## the environments, as their locks say; nothing to do in under a second
-	@$(PYTHON) environments/setup.py
+setup:                 ## the environments, as their locks say; make setup WITH=autoawq makes that one as well
+	@$(PYTHON) environments/setup.py setup $(if $(WITH),--with "$(WITH)")
 
 lock:                  ## resolves the locks again; make lock UPGRADE=1 takes the newest versions
 	@$(PYTHON) environments/setup.py lock $(if $(UPGRADE),--upgrade)
@@ -22,6 +22,9 @@ test: setup            ## make test ARGS="tests/ledger -k claim" runs some
 
 bench: setup
 	.venv/bin/python -m benchmarks
+
+chaos: setup           ## the recovery matrix, resumable; ARGS="--stages run --events 'disk full'" runs some
+	.venv/bin/python -m tests.chaos $(ARGS)
 
 demo: setup            ## MODEL=tiny-qwen3.5 SCHEME=fp8 ROWS=60 KEEP=1 choose; what is not given is the demo's own default
 	@.venv/bin/python -m demo up $(if $(MODEL),--model "$(MODEL)") $(if $(SCHEME),--scheme "$(SCHEME)") $(if $(ROWS),--rows "$(ROWS)") $(if $(KEEP),--keep)

@@ -101,6 +101,27 @@ class AirflowApi:
         """Mark a run as failed: running tasks are ended, teardowns still run."""
         self._ask("PATCH", f"/api/v2/dags/{dag_id}/dagRuns/{run_id}", json={"state": "failed"})
 
+    def fail_task(self, dag_id: str, run_id: str, task_id: str) -> None:
+        """Mark one task as failed: if it runs it is ended."""
+        path = f"/api/v2/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}"
+        self._ask("PATCH", path, json={"new_state": "failed"})
+
+    def clear(self, dag_id: str, run_id: str) -> None:
+        """Clear a whole run: what runs is ended, everything runs again."""
+        body = {"dry_run": False, "only_failed": False}
+        self._ask("POST", f"/api/v2/dags/{dag_id}/dagRuns/{run_id}/clear", json=body)
+
+    def clear_task(self, dag_id: str, run_id: str, task_id: str) -> None:
+        """Clear one task and what is below it, as the UI does."""
+        body = {
+            "dry_run": False,
+            "only_failed": False,
+            "dag_run_id": run_id,
+            "task_ids": [task_id],
+            "include_downstream": True,
+        }
+        self._ask("POST", f"/api/v2/dags/{dag_id}/clearTaskInstances", json=body)
+
     def task_instances(self, dag_id: str, run_id: str) -> list[TaskInstance]:
         """The tasks of a run; the first 1,000."""
         path = f"/api/v2/dags/{dag_id}/dagRuns/{run_id}/taskInstances"

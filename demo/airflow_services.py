@@ -134,6 +134,10 @@ class Airflow:
             self.home / "started.json", json.dumps({"digest": self._digest(), "at": at.isoformat()})
         )
 
+    def start_again(self, service: str) -> Process:
+        """Start one service that has died, as it was; one that lives is kept."""
+        return self._launch(service)
+
     def stop(self, *, grace_s: float = 8.0) -> None:
         """End the services and the tasks that they run.
 

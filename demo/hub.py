@@ -72,6 +72,8 @@ class Hub:
             )
         self.seen: deque[Seen] = deque(maxlen=1000)
         self.faults = faults or Faults()
+        self.tags: dict[str, str] = {}
+        """Further names of commits, for every repository that has the commit. For tests."""
         self._root = root
         self._repositories: dict[str, Repository] = {}
         self._lock = threading.Lock()
@@ -166,6 +168,9 @@ class _Handler(BaseHTTPRequestHandler):
             entries = tree(snapshot, folder, recursive=recursive)
             if not entries:
                 raise _NotFound("EntryNotFound", f"no folder {folder} in {match['repo']}", snapshot.commit)
+            for entry in entries:
+                if "lfs" in entry and self.server.hub.faults.lies_about(entry["path"]):
+                    entry["lfs"]["oid"] = "0" * 64
             self._send_json(HTTPStatus.OK, entries, {"X-Repo-Commit": snapshot.commit})
         elif match := _INFO.fullmatch(path):
             snapshot = self._snapshot(match)
@@ -186,7 +191,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise _NotFound("RepoNotFound", f"no repository {match['repo']}")
         snapshot = repository.snapshot()
         revision = unquote(match["revision"] or "main")
-        if revision not in ("main", snapshot.commit):
+        if self.server.hub.tags.get(revision, revision) not in ("main", snapshot.commit):
             raise _NotFound("RevisionNotFound", f"no revision {revision} of {match['repo']}")
         return snapshot
 

@@ -24,6 +24,7 @@ class Faults:
         refusals: tuple[Refusal, ...] = (),
         wrong_bytes: frozenset[str] = frozenset(),
         truncated: Mapping[str, int] | None = None,
+        wrong_hash: frozenset[str] = frozenset(),
     ) -> None:
         """
         Args:
@@ -31,11 +32,13 @@ class Faults:
             wrong_bytes: files (by their path in the repository) whose last byte is changed on the way, so
                 that only a hash tells.
             truncated: how often the body of each of these files ends in its middle, connection closed.
+            wrong_hash: large files whose sha256 is announced wrong.
         """
         self._refusals = refusals
         self._refusals_left = [refusal.times for refusal in refusals]
         self._wrong_bytes = wrong_bytes
         self._truncated = dict(truncated or {})
+        self._wrong_hash = wrong_hash
         self._lock = threading.Lock()
 
     def refusal(self, request_path: str) -> Refusal | None:
@@ -57,3 +60,7 @@ class Faults:
     def falsifies(self, file_path: str) -> bool:
         """Whether the last byte of this file is sent wrong."""
         return file_path in self._wrong_bytes
+
+    def lies_about(self, file_path: str) -> bool:
+        """Whether this file's hash is announced wrong."""
+        return file_path in self._wrong_hash

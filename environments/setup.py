@@ -1,4 +1,5 @@
-"""`make setup`: makes the four environments, each exactly as its lock says. `make lock` makes the locks.
+"""`make setup`: makes the four environments, and the optional ones that are asked for, each exactly as its lock
+says. `make lock` makes the locks.
 
 Keeps:
 - With nothing changed it changes nothing in any environment and takes well under a second, so that it may
@@ -22,7 +23,7 @@ import re
 import sys
 import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,11 +106,24 @@ ENVIRONMENTS = (
     Environment("convert", ENVS / "convert", ("convert.in",), overrides="convert.overrides", torch=True),
 )
 
+OPTIONAL = (
+    Environment("autoawq", ENVS / "autoawq", ("autoawq.in",), overrides="autoawq.overrides", torch=True),
+)
+"""Made when asked for by name; once there, kept as locked like the others."""
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("verb", choices=("setup", "check", "lock"), nargs="?", default="setup")
     parser.add_argument("--upgrade", action="store_true", help="lock: take the newest that is allowed")
+    parser.add_argument(
+        "--with",
+        dest="wanted",
+        action="append",
+        default=[],
+        choices=[environment.name for environment in OPTIONAL],
+        help="setup: an optional environment as well",
+    )
     arguments = parser.parse_args()
     try:
         machine.check_python()
@@ -121,7 +135,7 @@ def main() -> int:
         elif arguments.verb == "check":
             check_all(uv)
         else:
-            set_up_all(uv)
+            set_up_all(uv, arguments.wanted)
     except Failed as failure:
         print(f"setup failed: {failure}", file=sys.stderr)
         return 1
@@ -131,10 +145,14 @@ def main() -> int:
     return 0
 
 
-def set_up_all(uv: Uv) -> None:
-    """Makes what is not as its lock says, side by side; reports every failure, not only the first."""
+def set_up_all(uv: Uv, wanted: Collection[str] = ()) -> None:
+    """Makes what is not as its lock says, side by side; reports every failure, not only the first.
+
+    Args:
+        wanted: names of optional environments.
+    """
     begin = time.monotonic()
-    stale = not_current(uv)
+    stale = not_current(uv, wanted)
     if not stale:
         print("setup: nothing to do, the environments are as their locks say")
         return
@@ -191,8 +209,9 @@ def make(environment: Environment, uv: Uv) -> None:
     unfinished.replace(environment.stamp)
 
 
-def not_current(uv: Uv) -> list[Environment]:
-    return [e for e in ENVIRONMENTS if not e.python.exists() or read_stamp(e) != stamp_of(e, uv)]
+def not_current(uv: Uv, wanted: Collection[str] = ()) -> list[Environment]:
+    expected = (*ENVIRONMENTS, *(e for e in OPTIONAL if e.name in wanted or e.path.exists()))
+    return [e for e in expected if not e.python.exists() or read_stamp(e) != stamp_of(e, uv)]
 
 
 def read_stamp(environment: Environment) -> list[str]:
@@ -231,7 +250,7 @@ def lock_all(uv: Uv, upgrade: bool) -> None:
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_bytes(b"")
     uv.compile(["environments/uv.in"], uv.requirements, upgrade, log)
-    for environment in ENVIRONMENTS:
+    for environment in (*ENVIRONMENTS, *OPTIONAL):
         inputs = ["pyproject.toml", *(f"environments/{name}" for name in environment.inputs)]
         if environment.overrides:
             inputs += ["--override", f"environments/{environment.overrides}"]

@@ -1,34 +1,51 @@
 """Stages of the pipeline as Airflow tasks: the one place where the two meet.
 
 A stage knows nothing of Airflow. Here it gets a task with its name and its text, its facts become the task's
-XCom, and its typed errors become what Airflow does about them: fail at once, or retry.
+XCom, and its typed errors become what Airflow does about them: fail at once, retry, or come again later.
 """
 
-from datetime import timedelta
+import logging
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow.sdk import Param, get_current_context, task
+from run_name import run_name
 from worker_link import WorkersLink
 
-from tasks.errors import Remedy, StageError
-from tasks.spec import params
+from tasks import settings
+from tasks.errors import Busy, Remedy, StageError
+from tasks.spec import Limits, RunSpec, params
 from tasks.stages import STAGES
 
 if TYPE_CHECKING:
     from airflow.sdk.types import RuntimeTaskInstanceProtocol
 
+    from tasks.settings import Settings
+
+log = logging.getLogger(__name__)
+
 RETRIES = 3
-RETRY_DELAY = timedelta(seconds=20)
-"""For what a later try can mend: a hub or a database that did not answer, devices that are still held."""
+RETRY_DELAY = timedelta(seconds=settings.current().retry_delay_s)
+"""For what a later try can mend: a hub or a database that did not answer."""
+
+_HOLDS_THE_SLOT_S = 15.0
+"""A stage that must wait for another run does so without a worker slot, but for this long."""
 
 
 _WITH_WORKERS = ("start", "stop")
 """Tasks that link to the logs of the run's workers. Airflow shows a link once its task has ended."""
 
 
-def run_spec_params() -> dict[str, Param]:
-    """One Param for each top-level field of the run spec, each with its JSON schema."""
-    return {name: Param(first_value, **schema) for name, (first_value, schema) in params.fields().items()}
+def run_spec_params(spec: RunSpec | None = None) -> dict[str, Param]:
+    """One Param for each top-level field of the run spec, each with its JSON schema.
+
+    Args:
+        spec: the fields' first values; by default an example.
+    """
+    first = {} if spec is None else spec.model_dump(mode="json", by_alias=True)
+    return {
+        name: Param(first.get(name, example), **schema) for name, (example, schema) in params.fields().items()
+    }
 
 
 @task(
@@ -36,34 +53,42 @@ def run_spec_params() -> dict[str, Param]:
 )
 def freeze() -> dict[str, Any]:
     """Start the run in the ledger; a run that has started keeps its spec."""
-    from tasks import settings, spec, stages
+    from tasks import spec, stages
     from tasks.ledger import Ledger
     from tasks.preflight import check_spec
 
     context = get_current_context()
     deployment = settings.current()
     run = context["dag_run"]
+    # A run of the REST API has no logical date. The day is the one on the wall where the schedule is.
+    at = (run.logical_date or run.run_after).astimezone(context["dag"].timezone)
     try:
         asked = spec.parse(dict(context["params"]), source=f"the conf of run {run.run_id}")
         check_spec(asked, deployment)
         with Ledger(deployment.database_url(), deployment.sql) as ledger:
-            frozen = stages.freeze(ledger, run.run_id, asked, run.logical_date or run.run_after, deployment)
+            frozen = stages.freeze(ledger, name_of_run(context), asked, at, deployment)
     except StageError as error:
-        give_up_or_retry(error)
+        answer(error, context)
     return {"run": frozen.run_id, "release_id": frozen.pins["release_id"], "commit": frozen.pins["commit"]}
 
 
-def stage(name: str) -> Any:
-    """The task that executes stage `name` of the run."""
+def stage(name: str, node: str | None = None) -> Any:
+    """The task that executes stage `name` of the run.
 
-    @task(task_id=name, retries=RETRIES, retry_delay=RETRY_DELAY, doc_md=STAGES[name].says)
+    Args:
+        node: whose queue a stage goes to that acts on the node; None: the default queue.
+    """
+    place = {"queue": node} if node and STAGES[name].on_the_node else {}
+
+    @task(task_id=name, retries=RETRIES, retry_delay=RETRY_DELAY, doc_md=STAGES[name].says, **place)
     def execute() -> dict[str, Any]:
         from tasks import stages
 
+        context = get_current_context()
         try:
-            return vars(stages.execute(name, get_current_context()["dag_run"].run_id))
+            return vars(stages.execute(name, name_of_run(context), settings=impatient_settings()))
         except StageError as error:
-            give_up_or_retry(error)
+            answer(error, context)
 
     executed = execute()
     if name in _WITH_WORKERS:
@@ -76,7 +101,6 @@ def judge() -> str:
     """Close the run in the ledger and say how it went; fails when any of its tasks failed."""
     from airflow.sdk.exceptions import AirflowFailException
 
-    from tasks import settings
     from tasks.ledger import Ledger, close
 
     context = get_current_context()
@@ -86,7 +110,7 @@ def judge() -> str:
     unfinished = sorted(name for name, state in states.items() if state == "skipped")
     deployment = settings.current()
     with Ledger(deployment.database_url(), deployment.sql) as ledger:
-        close(ledger, instance.run_id, "failed" if failed or unfinished else "done")
+        close(ledger, name_of_run(context), "failed" if failed or unfinished else "done")
     if failed or unfinished:
         raise AirflowFailException(
             f"the run failed: {', '.join(failed + unfinished)} did not succeed; see their logs"
@@ -94,10 +118,39 @@ def judge() -> str:
     return "done"
 
 
-def give_up_or_retry(error: StageError) -> NoReturn:
-    """Raise what makes Airflow do the right thing, with the message alone: a traceback would bury it."""
-    from airflow.sdk.exceptions import AirflowException, AirflowFailException
+def name_of_run(context: Any) -> str:
+    """The name of the task's run in the ledger."""
+    return run_name(context["dag_run"].dag_id, context["dag_run"].run_id)
 
+
+def impatient_settings() -> "Settings":
+    """The deployment's settings for a task: Airflow waits for other runs, and does so without a slot."""
+    patient = settings.current()
+    waits = {
+        name: min(_HOLDS_THE_SLOT_S, getattr(patient, name)) for name in ("batch_wait_s", "weights_wait_s")
+    }
+    return patient.model_copy(update=waits)
+
+
+def answer(error: StageError, context: Any) -> NoReturn:
+    """Raise what makes Airflow do the right thing, with the message alone: a traceback would bury it."""
+    from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowRescheduleException
+
+    if isinstance(error, Busy) and (waited := _waited(context)) < (limit := _wait_limit(context)):
+        step = timedelta(seconds=settings.current().wait_step_s)
+        log.info("%s [waiting, %s of at most %s so far]", error, waited, limit)
+        raise AirflowRescheduleException(datetime.now(UTC) + step)
+    if isinstance(error, Busy):
+        raise AirflowFailException(f"{error} [limits.wait is over]") from None
     if error.remedy is Remedy.RETRY:
         raise AirflowException(f"{error} [a retry can help]") from None
     raise AirflowFailException(f"{error} [a retry does not help: {error.remedy.value}]") from None
+
+
+def _waited(context: Any) -> timedelta:
+    since = context["ti"].get_first_reschedule_date(context)
+    return timedelta(0) if since is None else datetime.now(UTC) - since
+
+
+def _wait_limit(context: Any) -> timedelta:
+    return timedelta(seconds=Limits.model_validate(context["params"].get("limits") or {}).wait_s)

@@ -4,7 +4,7 @@ from functools import partial
 from typing import Any
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
-from pipeline_tasks import RETRIES, RETRY_DELAY, give_up_or_retry
+from pipeline_tasks import RETRIES, RETRY_DELAY, answer, impatient_settings, name_of_run
 from worker_link import WorkersLink
 
 from tasks.errors import StageError
@@ -34,10 +34,15 @@ class RunBatchOperator(SparkSubmitOperator):
 
         try:
             return vars(
-                stages.execute("run", context["dag_run"].run_id, submit=partial(self._submit, context))
+                stages.execute(
+                    "run",
+                    name_of_run(context),
+                    settings=impatient_settings(),
+                    submit=partial(self._submit, context),
+                )
             )
         except StageError as error:
-            give_up_or_retry(error)
+            answer(error, context)
 
     def _submit(self, context: Any, submission: SparkSubmission) -> None:
         from airflow.sdk.exceptions import AirflowException

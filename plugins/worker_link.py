@@ -4,6 +4,7 @@ from typing import Any
 from urllib.parse import quote
 
 from airflow.sdk import BaseOperatorLink
+from run_name import run_name
 
 PREFIX = "/qwen-pipeline-workers"
 """Where `worker_logs` serves the page."""
@@ -19,4 +20,4 @@ class WorkersLink(BaseOperatorLink):
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
         """The page of the run that the task belongs to."""
-        return f"{PREFIX}/{quote(ti_key.run_id, safe='')}"
+        return f"{PREFIX}/{quote(run_name(ti_key.dag_id, ti_key.run_id), safe='')}"

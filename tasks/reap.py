@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tasks.errors import Busy, StageFailed
+from tasks.gpu import restore
 from tasks.ledger import Claim, Ledger, Run, close, leases, take
 from tasks.ledger.leases import Lease
 from tasks.ledger.runs import find as find_run
@@ -36,6 +37,8 @@ class Reaped:
     """The pool that is recorded as ended now."""
     released: int | None = None
     """The lease that is given back."""
+    missing: str = ""
+    """Why it is not: what of the old layout could not be brought back. The next round tries again."""
 
 
 @dataclass
@@ -52,7 +55,7 @@ class Report:
         if not self.reaped:
             return f"nothing to reap; {len(self.left_alone)} run(s) left alone"
         return f"reaped {len(self.reaped)} run(s): " + "; ".join(
-            f"{one.run_id} ({one.why})" for one in self.reaped
+            f"{one.run_id} ({one.why})" + (f": {one.missing}" if one.missing else "") for one in self.reaped
         )
 
 
@@ -158,14 +161,17 @@ def _end(ledger: Ledger, settings: Settings, found: _Found, why: str) -> Reaped:
         _end_processes(found, pools.attempts(ledger, found.run_id), settings)
         if found.pool is not None:
             pools.end(claim, found.pool.pool_id, f"reaped: {why}")
-        released = _release(claim, found, why)
-        claim.finish("done", why, {"processes": len(found.processes)})
+        try:
+            released, missing = _release(claim, settings, found, why), ""
+        except StageFailed as error:
+            released, missing = None, str(error)
+        claim.finish("failed" if missing else "done", missing or why, {"processes": len(found.processes)})
     finally:
         if found.run.verdict is not None:
             # A claim opens its run; this one was only for cleaning up.
             close(ledger, found.run_id, found.run.verdict)
     pool_id = found.pool.pool_id if found.pool else None
-    return Reaped(found.run_id, why, _pids(found), pool_id, released)
+    return Reaped(found.run_id, why, _pids(found), pool_id, released, missing)
 
 
 def _end_processes(found: _Found, attempts: list[Attempt], settings: Settings) -> None:
@@ -184,11 +190,15 @@ def _end_processes(found: _Found, attempts: list[Attempt], settings: Settings) -
         )
 
 
-def _release(claim: Claim, found: _Found, why: str) -> int | None:
-    """Give the run's devices back, unless the run itself is healthy and only its pool was not."""
+def _release(claim: Claim, settings: Settings, found: _Found, why: str) -> int | None:
+    """Give the run's devices back, cut as they were before it; not when only its pool was sick.
+
+    Raises:
+        StageFailed: something of the old layout is missing: it is recorded, and the next round goes on.
+    """
     if found.lease is None or why == "its keeper is dead":
         return None
-    leases.release(claim, found.lease.lease_id, f"reaped: {why}")
+    restore.give_back(claim, settings, found.lease, f"reaped: {why}")
     return found.lease.lease_id
 
 
@@ -206,6 +216,7 @@ def as_facts(report: Report) -> dict[str, Any]:
                 "processes_ended": len(one.ended),
                 "pool_id": one.pool_id,
                 "lease_released": one.released,
+                "missing": one.missing,
             }
             for one in report.reaped
         ],

@@ -7,14 +7,24 @@ reads nothing: call `current()`.
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from tasks.errors import InputError
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+class Notification(BaseModel):
+    """One of Airflow's notifiers, and when it is used."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    on: tuple[Literal["failure", "success"], ...] = ("failure",)
+    notifier: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    arguments: dict[str, Any] = Field(default_factory=dict)
 
 
 class Settings(BaseSettings):
@@ -34,6 +44,24 @@ class Settings(BaseSettings):
     node: str = "local"
     """The name of this host in run specs and in the ledger; one Airflow queue per node carries the same name."""
 
+    nodes: tuple[str, ...] = ()
+    """All hosts of the deployment (a JSON list), for the DAG that reaps on each; default: this one."""
+
+    node_queues: bool = False
+    """Whether the Airflow worker of each node serves a queue of the node's name, so that tasks go to their node."""
+
+    nightly: Path | None = None
+    """A folder of YAML files, one for each scheduled run; default: home/nightly."""
+
+    retry_delay_s: float = Field(default=20.0, ge=0.0)
+    """Between two tries of a task whose failure a retry can mend: a hub or a database that did not answer."""
+
+    wait_step_s: float = Field(default=60.0, ge=1.0)
+    """How often a task that waits for what another run holds looks again; in between it holds no worker slot."""
+
+    notify: tuple[Notification, ...] = ()
+    """Who is told how a run ended (a JSON list of {on, notifier, arguments}); nobody by default."""
+
     ledger_url: SecretStr | None = None
     """libpq URL of the ledger. Prefer `ledger_url_file`: a file does not travel to child processes."""
 
@@ -49,6 +77,9 @@ class Settings(BaseSettings):
     python_convert: Path = REPOSITORY / ".envs/convert/bin/python"
     """Converts weights; an environment of its own, because its pins conflict with Airflow's and vLLM's."""
 
+    python_autoawq: Path = REPOSITORY / ".envs/autoawq/bin/python"
+    """The other converter, which few need; `make setup WITH=autoawq` makes its environment."""
+
     python_serving: Path = REPOSITORY / ".envs/serving/bin/python"
     """Runs vLLM; point it at a CUDA build on a node with GPUs."""
 
@@ -60,6 +91,13 @@ class Settings(BaseSettings):
 
     spark_master: str = "local[2]"
     """Where Spark runs; an Airflow connection overrides it in the DAG."""
+
+    spark_cores: int | None = Field(default=None, ge=1)
+    """Tasks that ask at once, each with an event loop of its own; one fills a GPU. null: what the master offers when
+    the application starts, which on a cluster may be less than it offers later."""
+
+    spark_conf: dict[str, str] = Field(default_factory=dict)
+    """Further configuration of the application (a JSON object): what a YARN or Kubernetes master needs."""
 
     spark_driver_memory: str = "1g"
     """Rows stay in the Python workers and in files, so the driver needs little however large the batch is."""
@@ -147,6 +185,9 @@ class Settings(BaseSettings):
     request_timeout_s: float = 600.0
     """One request to a worker, answer included; a worker that is silent longer counts as hung."""
 
+    request_timeout_least_s: float = 60.0
+    """The least time that a request is given, however short the answers that were seen."""
+
     engine_patience_s: float = 300.0
     """How long a run waits while no worker answers; a worker that was killed is back within that."""
 
@@ -171,19 +212,36 @@ class Settings(BaseSettings):
     weights_wait_s: float = 6 * 3600.0
     """How long a run waits for another run that is making the same release: the longest conversion, with room."""
 
+    try_releases: bool = True
+    """Load each release in vLLM and let it generate before it is published, where this node's CPU can."""
+
     hub_offline: bool = Field(default=False, validation_alias="HF_HUB_OFFLINE")
     """Never ask the hub; use what is on disk."""
 
     nvml: str = "driver"
-    """`driver` is the real one. `sim:NAME` is a simulated node; everything it shows is labelled as simulated."""
+    """`driver` is the real one. `sim:PRODUCT[*COUNT]` is a simulated node (a100-40, a100-80, h100-80, h200-141,
+    b200-180; 8 GPUs); everything it shows is labelled as simulated."""
+
+    nvml_state: Path | None = None
+    """The file that holds a simulated node. Must be named for one, so that nobody gets one by a mistyped word."""
+
+    mig_command: tuple[str, ...] = ()
+    """What changes MIG layouts in this process's stead, as root (a JSON list); docs/dgx.md has the sudoers line.
+    Empty: the stage does it itself, and needs the rights."""
+
+    lease_wait_s: float = 3600.0
+    """How long a stage waits in line for devices that other runs hold, before it says busy."""
+
+    lease_place_s: float = 300.0
+    """How long a run that went away keeps its place in line; one that waits renews it all the time."""
 
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """Logs go to standard error; standard output belongs to `--json`."""
 
-    @field_validator("home", "sql", mode="after")
+    @field_validator("home", "sql", "nvml_state", mode="after")
     @classmethod
-    def _absolute(cls, value: Path) -> Path:
-        return value.absolute()
+    def _absolute(cls, value: Path | None) -> Path | None:
+        return value.absolute() if value is not None else None
 
     @model_validator(mode="after")
     def _defaults_from_home(self) -> "Settings":
@@ -196,6 +254,11 @@ class Settings(BaseSettings):
     def store(self) -> Path:
         """Where downloads and releases are."""
         return self.home / "store"
+
+    @property
+    def nightly_folder(self) -> Path:
+        """Where scheduled runs are described."""
+        return self.nightly or self.home / "nightly"
 
     @property
     def logs(self) -> Path:

@@ -44,94 +44,47 @@ class Stage:
     fences: frozenset[str]
     """Whose claims end when this stage is claimed: its own, and those of stages that are over by then."""
     says: str
+    on_the_node: bool
+    """Whether it acts on the node of the run spec: on its devices, its disk, its processes."""
+
+
+_ON_THE_NODE = frozenset(["preflight", "download", "convert", "provision", "start", "stop", "restore"])
 
 
 def _stage(name: str, module: str, lane: str, fences: str, says: str) -> Stage:
-    return Stage(name, f"tasks.{module}", lane, frozenset([name, *fences.split()]), says)
+    on_the_node = name in _ON_THE_NODE
+    return Stage(name, f"tasks.{module}", lane, frozenset([name, *fences.split()]), says, on_the_node)
 
 
+# fmt: off
 STAGES = {
     stage.name: stage
     for stage in (
-        _stage(
-            "preflight",
-            "preflight",
-            "preflight",
-            "",
-            "Check node, environments, disk, model and input.",
-        ),
-        _stage(
-            "download",
-            "weights.download",
-            "weights",
-            "preflight",
-            "Fetch the weights, every file hashed.",
-        ),
-        _stage(
-            "convert",
-            "weights.convert",
-            "weights",
-            "download",
-            "Make the release: converted, verified, whole.",
-        ),
-        _stage(
-            "prepare",
-            "batch.prepare",
-            "batch",
-            "preflight",
-            "Read the input: ids, columns, what is answered.",
-        ),
-        _stage(
-            "provision",
-            "gpu.provision",
-            "devices",
-            "download convert prepare",
-            "Lease devices and lay them out.",
-        ),
-        _stage(
-            "start",
-            "serving.start",
-            "devices",
-            "provision",
-            "Start the pool of workers and prove their health.",
-        ),
-        _stage(
-            "run",
-            "batch.run",
-            "answers",
-            "start",
-            "Send the rows that are still to do, by Spark.",
-        ),
-        _stage(
-            "reconcile",
-            "batch.reconcile",
-            "answers",
-            "run",
-            "Prove: input = answered + failed + not started.",
-        ),
-        _stage(
-            "publish",
-            "batch.publish",
-            "answers",
-            "reconcile",
-            "Make the answers visible, all at once.",
-        ),
-        _stage(
-            "stop",
-            "serving.stop",
-            "devices",
-            "start keeper run",
-            "End the pool; verify nothing is left.",
-        ),
-        _stage(
-            "restore",
-            "gpu.restore",
-            "devices",
-            "provision stop",
-            "Layout as it was before; end the lease.",
-        ),
+        _stage("preflight", "preflight", "preflight", "",
+               "Check node, environments, disk, model and input."),
+        _stage("download", "weights.download", "weights", "preflight",
+               "Fetch the weights, every file hashed."),
+        _stage("convert", "weights.convert", "weights", "download",
+               "Make the release: converted, verified, whole."),
+        _stage("prepare", "batch.prepare", "batch", "preflight",
+               "Read the input: ids, columns, what is answered."),
+        _stage("provision", "gpu.provision", "devices", "download convert prepare",
+               "Lease devices and lay them out."),
+        _stage("start", "serving.start", "devices", "provision",
+               "Start the pool of workers and prove their health."),
+        _stage("run", "batch.run", "answers", "start",
+               "Send the rows that are still to do, by Spark."),
+        _stage("reconcile", "batch.reconcile", "answers", "run",
+               "Prove: input = answered + failed + not started."),
+        _stage("publish", "batch.publish", "answers", "reconcile",
+               "Make the answers visible, all at once."),
+        _stage("stop", "serving.stop", "devices", "start keeper run",
+               "End the pool; verify nothing is left."),
+        _stage("restore", "gpu.restore", "devices", "provision stop",
+               "Layout as it was before; end the lease."),
     )
 }
+# fmt: on
 
 
 @dataclass(frozen=True)

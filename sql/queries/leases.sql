@@ -105,3 +105,45 @@ select
     reason
 from lease
 where lease_id = :lease_id;
+
+-- name: lock_line$
+-- Places are numbered in the order in which they are seen.
+select pg_advisory_xact_lock(hashtextextended('lease_place ' || :node, 0))::text;
+
+-- name: keep_place$
+insert into lease_place (run_id, node, devices, expires_at)
+values (:run_id, :node, :devices, clock_timestamp() + make_interval(secs => :place_s))
+on conflict (run_id, node) do update
+    set
+    -- Who comes back too late starts again at the end.
+        place_id = case
+            when lease_place.expires_at < clock_timestamp() then excluded.place_id
+            else lease_place.place_id
+        end,
+        devices = excluded.devices,
+        expires_at = excluded.expires_at
+returning place_id;
+
+-- name: leave_line!
+delete from lease_place
+where run_id = :run_id and node = :node;
+
+-- name: ahead_in_line
+select
+    earlier.run_id,
+    earlier.asked_at
+from lease_place as earlier
+where
+    earlier.node = :node
+    and earlier.run_id <> :run_id
+    and earlier.devices && :devices::text[]
+    and earlier.expires_at > clock_timestamp()
+    and earlier.place_id < coalesce(
+        (
+            select own.place_id
+            from lease_place as own
+            where own.run_id = :run_id and own.node = :node
+        ),
+        9223372036854775807
+    )
+order by earlier.place_id;

@@ -4,10 +4,11 @@ Spark's Python workers run it; so does any process without Spark.
 """
 
 import asyncio
+import json
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,13 @@ import aiohttp
 from tasks.batch import segments
 from tasks.batch.dispatch import Dispatcher, Tally
 from tasks.batch.engine import Asking, Engine
+from tasks.batch.pace import Pace
 from tasks.batch.records import Result, Row
 from tasks.batch.routing import Pool
 from tasks.batch.segments import SegmentWriter
+
+_KEEPALIVE_S = 4.0
+"""Less than the 5 s after which vLLM's server closes a connection that nobody uses: so no request meets that."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,8 @@ class Job:
     """The folder where finished rows go."""
     attempt: str
     """How the names of this claim's segments begin."""
+    max_model_len: int | None
+    """Where prompts that are too long are cut; None: they are not."""
     proven: bool
     """Whether the batch has answers: then a worker that refuses a row is believed at once."""
     stop_file: Path
@@ -45,6 +52,8 @@ class Job:
     shares: int
     """Dispatchers that work at once."""
     request_timeout_s: float
+    """The longest that a row may take; less once it is known how long rows take."""
+    request_timeout_least_s: float
     patience_s: float
     registry_poll_s: float
     flush_s: float
@@ -54,14 +63,16 @@ class Job:
         return time.time() >= self.stop_at or os.path.exists(self.stop_file)
 
 
-def answer(job: Job, chunks: Iterator[list[Row]], share: str) -> Tally:
+def answer(job: Job, chunks: Iterator[list[Row]], share: str, *, alone: bool = False) -> Tally:
     """Ask the rows of `chunks` and write what is finished to a segment of its own.
 
     Rows that an earlier attempt of the same share has finished under this claim are left out: Spark may run a
-    task twice.
+    task twice. Rows that are set aside are asked alone at the end where no other dispatcher works; else they are
+    counted, and to be asked with `alone` when all are done.
 
     Args:
         share: names this part of the batch; always the same rows.
+        alone: ask one row at a time.
 
     Raises:
         Unavailable: the engines are gone, or bring nothing but trouble.
@@ -71,15 +82,15 @@ def answer(job: Job, chunks: Iterator[list[Row]], share: str) -> Tally:
     name = f"{job.attempt}{share}"
     finished = _finished(job.segments, name)
     if finished:
-        chunks = ([row for row in chunk if row.id not in finished] for chunk in chunks)
+        chunks = _without(finished, chunks)
     with SegmentWriter(job.segments, name) as writer:
-        return asyncio.run(_answer(job, chunks, writer))
+        return asyncio.run(_answer(job, chunks, writer, alone))
 
 
-async def _answer(job: Job, chunks: Iterator[list[Row]], writer: SegmentWriter) -> Tally:
-    asking = Asking(job.release_id, job.sampling, job.schema, job.request_timeout_s, job.key)
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
-    async with aiohttp.ClientSession(connector=connector) as session:
+async def _answer(job: Job, chunks: Iterator[list[Row]], writer: SegmentWriter, alone: bool) -> Tally:
+    asking = Asking(job.release_id, job.sampling, job.schema, job.key, job.max_model_len)
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S)
+    async with aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar()) as session:
         pool = Pool(
             session,
             job.registry,
@@ -94,10 +105,12 @@ async def _answer(job: Job, chunks: Iterator[list[Row]], writer: SegmentWriter) 
             writer.append,
             release_id=job.release_id,
             patience_s=max(job.patience_s, 2 * job.request_timeout_s),
+            pace=Pace(job.request_timeout_least_s, job.request_timeout_s),
             proven=job.proven,
             should_stop=job.should_stop,
         )
-        working = asyncio.create_task(dispatcher.run(chunks))
+        work = dispatcher.run_alone(chunks) if alone else dispatcher.run(chunks, lane=job.shares == 1)
+        working = asyncio.create_task(work)
         flushing = asyncio.create_task(_flush_often(writer, job.flush_s))
         try:
             await asyncio.wait({working, flushing}, return_when=asyncio.FIRST_COMPLETED)
@@ -117,10 +130,22 @@ async def _flush_often(writer: SegmentWriter, flush_s: float) -> None:
         await asyncio.to_thread(writer.flush)
 
 
-def _finished(folder: Path, name: str) -> set[str]:
-    """Ids that earlier attempts of this share have written."""
+def _finished(folder: Path, name: str) -> dict[str, str | None]:
+    """What earlier attempts of this share have written: ids and answers."""
     return {
-        Result.from_json(found.document).id
+        result.id: result.answer
         for path in folder.glob(f"{name}-*{segments.SUFFIX}")
-        for found in segments.records(path)
+        for result in (Result.from_json(found.document) for found in segments.records(path))
     }
+
+
+def _without(finished: dict[str, str | None], chunks: Iterator[list[Row]]) -> Iterator[list[Row]]:
+    """The rows that are not finished; of a session the others too, as what was said before."""
+    for chunk in chunks:
+        rows = []
+        for row in chunk:
+            if row.id not in finished:
+                rows.append(row)
+            elif row.session is not None:
+                rows.append(replace(row, finished=json.dumps(finished[row.id])))
+        yield rows

@@ -15,16 +15,14 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from tasks import pool_key
 from tasks import settings as deployment
-from tasks.batch import limits, prepared, rows, segments, spark_task
+from tasks.batch import limits, prepared, rows, segments, spark_task, to_do
 from tasks.batch.answering import Job
 from tasks.batch.prepared import PreparedBatch
 from tasks.batch.registering import Registrar
@@ -94,11 +92,13 @@ def job_of(
         schema=run.spec.batch.answer_schema,
         segments=batch.segments,
         attempt=attempt,
-        proven=any(known.answered for known in answers.known.values()),
+        max_model_len=run.spec.serving.max_model_len if run.spec.batch.too_long == "truncate" else None,
+        proven=answers.has_answers,
         stop_file=stop_file,
         stop_at=limits.stop_at(run),
         shares=shares,
         request_timeout_s=settings.request_timeout_s,
+        request_timeout_least_s=min(settings.request_timeout_least_s, settings.request_timeout_s),
         patience_s=settings.engine_patience_s,
         registry_poll_s=settings.registry_poll_s,
         flush_s=settings.segment_flush_s,
@@ -126,56 +126,76 @@ def _drive(run: Run, claim: Claim, settings: Settings) -> None:
     )
     try:
         with registrar:
-            job_for = partial(
-                job_of,
-                run,
-                ledger,
-                batch,
-                answers,
-                attempt=attempt,
-                stop_file=stop_file,
-                settings=settings,
-            )
-            _ask(run, batch, answers, work, job_for)
+            _ask(_Work(run, ledger, batch, work, attempt, stop_file, settings), registrar)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _ask(run: Run, batch: PreparedBatch, answers: rows.Answers, work: Path, job_for: "partial[Job]") -> None:
+@dataclass(frozen=True)
+class _Work:
+    """What both passes over the rows need."""
+
+    run: Run
+    ledger: Ledger
+    batch: PreparedBatch
+    folder: Path
+    """For files that Spark reads; gone afterwards."""
+    attempt: str
+    stop_file: Path
+    settings: Settings
+
+    def answers(self) -> rows.Answers:
+        """What is finished by now."""
+        return rows.answers_of(self.ledger, self.batch.batch_id, Path(self.run.spec.batch.output).absolute())
+
+    def job(self, answers: rows.Answers, shares: int) -> Job:
+        """See `job_of`."""
+        return job_of(
+            self.run,
+            self.ledger,
+            self.batch,
+            answers,
+            attempt=self.attempt,
+            stop_file=self.stop_file,
+            settings=self.settings,
+            shares=shares,
+        )
+
+
+def _ask(work: _Work, registrar: Registrar) -> None:
+    """Ask all rows in company, then, when nobody else asks, those that were set aside one at a time."""
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
     spark = SparkSession.builder.getOrCreate()
     try:
-        shares = spark.sparkContext.defaultParallelism
-        to_do = _to_do(spark, run, batch, answers, work)
-        # By a hash of the id: a retried task then gets the same rows again, which round-robin does not
-        # promise.
-        asked = to_do.repartition(shares, "id").mapInArrow(
-            _named(partial(spark_task.ask_rows, job_for(shares=shares))), spark_task.SUMMARY
-        )
-        for one in asked.collect():
-            log.info("share %d: %d answered, %d failed, %d given up", *one)
+        answers = work.answers()
+        shares = work.settings.spark_cores or spark.sparkContext.defaultParallelism
+        job = work.job(answers, shares)
+        set_aside = _pass(to_do.in_company(_frames(spark, work, answers), shares), job, alone=False)
+        if set_aside and shares > 1 and not job.should_stop():
+            registrar.register()
+            answers = work.answers()
+            frame = to_do.alone(_frames(spark, work, answers))
+            _pass(frame, work.job(answers, shares=1), alone=True)
     except PySparkException as error:
         raise _understood(error) from error
     finally:
         spark.stop()
 
 
-def _to_do(spark: Any, run: Run, batch: PreparedBatch, answers: rows.Answers, work: Path) -> Any:
-    """The rows still to do as a data frame; the same rule as `rows.survey`."""
-    longest = run.spec.serving.max_model_len - run.spec.batch.sampling.max_tokens
-    frame = (
-        spark.read.schema("id string, messages string, prompt_tokens int, error_class string")
-        .parquet(*(str(path) for path in batch.parts))
-        .where(f"error_class is null and prompt_tokens <= {longest}")
-        .select("id", "messages", "prompt_tokens")
-    )
-    if not answers.known:
-        return frame
-    done = work / "done.parquet"
-    pq.write_table(pa.table({"id": pa.array(answers.known.keys(), pa.string())}), done)
-    return frame.join(spark.read.schema("id string").parquet(str(done)), "id", "left_anti")
+def _frames(spark: Any, work: _Work, answers: rows.Answers) -> Any:
+    return to_do.rows_to_do(spark, work.batch, answers, work.run.spec, work.folder)
+
+
+def _pass(frame: Any, job: Job, *, alone: bool) -> int:
+    """One pass over rows; returns how many were set aside."""
+    ask = _named(partial(spark_task.ask_rows, job, alone))
+    set_aside = 0
+    for one in frame.mapInArrow(ask, spark_task.SUMMARY).collect():
+        log.info("share %d: %d answered, %d failed, %d given up, %d set aside", *one)
+        set_aside += one["set_aside"]
+    return set_aside
 
 
 def _facts(ledger: Ledger, run: Run, stage: str) -> dict[str, Any]:

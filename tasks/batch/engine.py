@@ -1,15 +1,18 @@
 """One request to one worker, and whose fault it was when it went wrong.
 
-Three outcomes: answered; refused, which is the row's own fault and final; trouble, which is the engine's or
-the way's and says nothing about the row (invariant 6), so the row is asked again.
+Four outcomes: answered; refused, which is the row's own fault and final; unfit, an answer that is not what the
+schema asks for, which another draw may cure; trouble, which is the engine's or the way's and says nothing about
+the row (invariant 6), so the row is asked again.
 """
 
 import json
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import lru_cache
 from typing import Any
 
 import aiohttp
+from yarl import URL
 
 from tasks.batch.records import Row
 
@@ -18,6 +21,9 @@ _MESSAGE_CHARACTERS = 500
 
 _TOO_LONG = ("maximum context length", "max_model_len", "is too long", "longer than the maximum")
 """How vLLM's versions say that prompt and answer do not fit."""
+
+_HEADS = 1024
+"""Rows with sampling or a schema of their own come in few kinds; the kinds that are kept at hand."""
 
 
 @dataclass(frozen=True)
@@ -29,19 +35,30 @@ class Asking:
     sampling: dict[str, Any]
     """As the engine's API calls it: max_tokens, temperature, top_p, seed."""
     schema: dict[str, Any] | None
-    """JSON schema of the answer."""
-    timeout_s: float
-    """Of one request, from sending it to the last byte of its answer."""
+    """JSON schema of the answers that have none of their own."""
     key: str = field(repr=False)
     """The pool's."""
+    max_model_len: int | None = None
+    """Where prompts that do not fit are cut: the longest prompt and answer. None: the engine refuses them."""
 
-    def head(self) -> str:
-        """The request's body without its messages and closing brace."""
-        body: dict[str, Any] = {"model": self.model, "stream": False, **self.sampling}
-        if self.schema is not None:
-            named = {"name": "answer", "schema": self.schema, "strict": True}
+    def head(self, row: Row) -> bytes:
+        """A request's body without its messages and closing brace."""
+        return self._head(row.sampling, row.schema, row.max_tokens)
+
+    @lru_cache(_HEADS)  # noqa: B019 - one object for a process's whole work
+    def _head(self, sampling: str | None, schema: str | None, max_tokens: int) -> bytes:
+        own = json.loads(sampling) if sampling else {}
+        body: dict[str, Any] = {"model": self.model, "stream": False, **self.sampling, **own}
+        wanted = json.loads(schema) if schema else self.schema
+        if wanted is not None:
+            named = {"name": "answer", "schema": wanted, "strict": True}
             body["response_format"] = {"type": "json_schema", "json_schema": named}
-        return json.dumps(body)[:-1]
+        if self.max_model_len is not None:
+            body["truncate_prompt_tokens"] = max(1, self.max_model_len - max_tokens)
+        return json.dumps(body)[:-1].encode()
+
+    def __hash__(self) -> int:
+        return id(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +79,15 @@ class Refused:
     message: str
 
 
+@dataclass(frozen=True, slots=True)
+class Unfit:
+    """An answer that the schema refuses; final when it is the last of the draws that a row has."""
+
+    error_class: str
+    message: str
+    answered: Answered
+
+
 class Fault(Enum):
     """What kind of trouble, by what it means for the worker and for the row."""
 
@@ -70,7 +96,9 @@ class Fault(Enum):
     BUSY = "busy"
     """429 or 503: the worker is well and full."""
     LOST = "lost"
-    """The worker went away, or was silent too long, with the row in it: perhaps because of the row."""
+    """The worker went away with the row in it: perhaps because of the row."""
+    SILENT = "silent"
+    """No answer within the row's time: perhaps because of the row."""
     ERROR = "error"
     """The worker answered that it failed: perhaps because of the row."""
 
@@ -85,40 +113,46 @@ class Trouble:
     """When the worker said it may be asked again."""
 
 
+Outcome = Answered | Refused | Unfit | Trouble
+
+
 class Engine:
     """Asks workers over HTTP; connections are kept."""
 
     def __init__(self, session: aiohttp.ClientSession, asking: Asking) -> None:
         self._session = session
         self._asking = asking
-        self._head = asking.head().encode()
         self._headers = {
             "Authorization": f"Bearer {asking.key}",
             "Content-Type": "application/json",
         }
-        self._timeout = aiohttp.ClientTimeout(total=asking.timeout_s, sock_connect=10)
-        self._validator = _validator(asking.schema)
+        self._validator = _validator(json.dumps(asking.schema)) if asking.schema is not None else None
 
-    async def ask(self, url: str, row: Row) -> Answered | Refused | Trouble:
-        """Send `row` to the worker at `url` and wait for its answer."""
-        body = b"".join((self._head, b',"messages":', row.messages.encode(), b"}"))
+    async def ask(self, url: URL, row: Row, messages: str, timeout_s: float) -> Outcome:
+        """Send `row` to the worker at `url` and wait for its answer.
+
+        Args:
+            messages: the chat as JSON text: the row's, after those before it where it is a turn of a session.
+            timeout_s: from sending it to the last byte of its answer.
+        """
+        body = b"".join((self._asking.head(row), b',"messages":', messages.encode(), b"}"))
         try:
             async with self._session.post(
-                f"{url}/v1/chat/completions", data=body, headers=self._headers, timeout=self._timeout
+                url, data=body, headers=self._headers, timeout=_timeout(timeout_s)
             ) as response:
                 content = await response.read()
                 status, retry_after = response.status, response.headers.get("Retry-After")
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             return Trouble(Fault.UNREACHED, f"no connection ({type(error).__name__})")
         except TimeoutError:
-            return Trouble(Fault.LOST, f"no answer within {self._asking.timeout_s:.0f} s")
+            return Trouble(Fault.SILENT, f"no answer within {timeout_s:.0f} s")
         except (aiohttp.ClientError, ConnectionError) as error:
             return Trouble(Fault.LOST, f"the connection ended before the answer ({type(error).__name__})")
         if status == 200:
             return self._answer(content, row)
         return _failure(status, content, retry_after)
 
-    def _answer(self, content: bytes, row: Row) -> Answered | Refused | Trouble:
+    def _answer(self, content: bytes, row: Row) -> Outcome:
         try:
             document = json.loads(content)
             choice = document["choices"][0]
@@ -126,7 +160,7 @@ class Engine:
             usage = document.get("usage") or {}
             answered = Answered(
                 # A lone surrogate escape is valid JSON, but no text that can be stored.
-                text.encode("utf-8", "replace").decode(),
+                text if text.isascii() else text.encode("utf-8", "replace").decode(),
                 choice.get("finish_reason"),
                 int(usage.get("prompt_tokens") or row.prompt_tokens),
                 int(usage.get("completion_tokens") or 0),
@@ -136,28 +170,35 @@ class Engine:
             return Trouble(Fault.ERROR, f"the answer is not a chat completion ({type(error).__name__})")
         if model != self._asking.model:
             return Trouble(Fault.UNREACHED, f"the worker serves {model!r}, not {self._asking.model!r}")
-        if self._validator is None:
-            return answered
-        # Before parsing: a cut-off document can be repaired into a wrong one.
-        if answered.finish_reason == "length":
-            return Refused("AnswerCutOff", "the answer reached max_tokens before its JSON was complete")
-        return self._validated(answered)
-
-    def _validated(self, answered: Answered) -> Answered | Refused:
-        assert self._validator is not None
-        try:
-            problem = next(iter(self._validator.iter_errors(json.loads(answered.text))), None)
-        except ValueError:
-            return Refused("InvalidAnswer", "the answer is not JSON")
-        return answered if problem is None else Refused("InvalidAnswer", _short(problem.message))
+        validator = _validator(row.schema) if row.schema is not None else self._validator
+        return answered if validator is None else _validated(answered, validator)
 
 
-def _validator(schema: dict[str, Any] | None) -> Any:
-    if schema is None:
-        return None
+def _validated(answered: Answered, validator: Any) -> Answered | Refused | Unfit:
+    # Before parsing: a cut-off document can be repaired into a wrong one.
+    if answered.finish_reason == "length":
+        message = "the answer reached max_tokens before its JSON was complete"
+        return Unfit("AnswerCutOff", message, answered)
+    try:
+        problem = next(iter(validator.iter_errors(json.loads(answered.text))), None)
+    except ValueError:
+        return Unfit("InvalidAnswer", "the answer is not JSON", answered)
+    except RecursionError:
+        return Refused("InvalidAnswer", "the answer or the schema is nested too deeply to be checked")
+    return answered if problem is None else Unfit("InvalidAnswer", _short(problem.message), answered)
+
+
+@lru_cache(_HEADS)
+def _validator(schema: str) -> Any:
     from jsonschema.validators import validator_for
 
-    return validator_for(schema)(schema)
+    document = json.loads(schema)
+    return validator_for(document)(document)
+
+
+@lru_cache(_HEADS)
+def _timeout(total_s: float) -> aiohttp.ClientTimeout:
+    return aiohttp.ClientTimeout(total=total_s, sock_connect=10)
 
 
 def _failure(status: int, content: bytes, retry_after: str | None) -> Refused | Trouble:

@@ -9,10 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psycopg
 from psycopg.types.json import Jsonb
 
+from tasks.errors import Fenced
 from tasks.ledger import Claim, Ledger
 from tasks.ledger.claims import Holder, holder_of
+
+_NOT_THE_WRITER = "QP003"
 
 
 @dataclass(frozen=True)
@@ -57,19 +61,31 @@ def become_writer(claim: Claim, batch_id: str) -> Holder | None:
 
 
 def register(claim: Claim, batch_id: str, ranges: Iterable[Range]) -> None:
-    """From now on these bytes count."""
+    """From now on these bytes count.
+
+    Raises:
+        Fenced: the claim has ended, or is not the batch's writer: the schema refuses it.
+    """
     with claim.writing() as connection:
-        for one in ranges:
-            claim.ledger.queries.register_segment(
-                connection,
-                batch_id=batch_id,
-                path=str(one.path),
-                run_id=claim.run_id,
-                epoch=claim.epoch,
-                start_byte=one.start,
-                stop_byte=one.stop,
-                rows=one.rows,
-            )
+        try:
+            for one in ranges:
+                claim.ledger.queries.register_segment(
+                    connection,
+                    batch_id=batch_id,
+                    path=str(one.path),
+                    run_id=claim.run_id,
+                    epoch=claim.epoch,
+                    start_byte=one.start,
+                    stop_byte=one.stop,
+                    rows=one.rows,
+                )
+        except psycopg.Error as error:
+            if error.sqlstate != _NOT_THE_WRITER:
+                raise
+            raise Fenced(
+                f"epoch {claim.epoch} of run {claim.run_id} is not the writer of batch {batch_id}: another run "
+                f"writes to it now, and this process must not"
+            ) from None
 
 
 def registered(ledger: Ledger, batch_id: str) -> list[Range]:

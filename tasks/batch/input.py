@@ -1,4 +1,4 @@
-"""The input: parquet or JSON Lines, one file, a folder of them, or a glob.
+"""The input: parquet or JSON Lines, one file, a folder of them, or a glob; or OpenAI's batch format.
 
 `check` looks at names and schemas only; `read` streams the rows in a fixed order (files by name, rows as they
 stand), so that two readings number them alike.
@@ -54,9 +54,14 @@ class InputRow:
 
     id: str | int | None
     text: Any
-    """Of the column `prompt` or `messages`; None when the row has none."""
+    """Of the column `prompt` or `messages`; None when the row has none. With `openai_batch`: the request."""
     place: str
     """File and row, for messages to people."""
+    session: str | int | None = None
+    sampling: Any = None
+    """Of the column `row_sampling`."""
+    schema: Any = None
+    """Of the column `row_schema`."""
 
 
 def check(batch: Batch) -> InputDescription:
@@ -72,9 +77,8 @@ def check(batch: Batch) -> InputDescription:
         columns = _columns(file, batch)
         common = [name for name in common if name in columns] if common is not None else columns
     assert common is not None, "_files returns at least one"
-    wanted = {"id": batch.id, "prompt": batch.prompt, "messages": batch.messages}
-    for field, column in wanted.items():
-        if column is not None and column not in common:
+    for field, column in _wanted(batch).items():
+        if column not in common:
             raise InputError(
                 f"batch.{field}: there is no column {column!r} in {batch.input}; its columns are "
                 f"{', '.join(common) or '(none that all files have)'}"
@@ -91,6 +95,16 @@ def read(batch: Batch, description: InputDescription) -> Iterator[InputRow]:
     for file in description.files:
         rows = _parquet_rows(file.path, batch) if file.format == "parquet" else _json_rows(file.path, batch)
         yield from rows
+
+
+def _wanted(batch: Batch) -> dict[str, str]:
+    """Fields of the spec, and the columns that must be there because of them."""
+    if batch.format == "openai_batch":
+        columns = {"id": "custom_id", "format": "body", "session": batch.session}
+    else:
+        names = ("id", "prompt", "messages", "session", "row_sampling", "row_schema")
+        columns = {name: getattr(batch, name) for name in names}
+    return {field: column for field, column in columns.items() if column is not None}
 
 
 def _files(place: str) -> list[InputFile]:
@@ -118,6 +132,8 @@ def _files(place: str) -> list[InputFile]:
 
 def _columns(file: InputFile, batch: Batch) -> list[str]:
     if file.format == "parquet":
+        if batch.format == "openai_batch":
+            raise InputError(f"batch.format: openai_batch is JSON Lines, and {file.path} is parquet")
         try:
             schema = pq.read_schema(file.path)
         except (pa.ArrowInvalid, OSError) as error:
@@ -143,24 +159,39 @@ def _check_id_type(schema: pa.Schema, file: InputFile, batch: Batch) -> None:
 
 
 def _parquet_rows(path: Path, batch: Batch) -> Iterator[InputRow]:
+    wanted = _wanted(batch)
     text = batch.prompt or batch.messages or ""
     number = 0
     with pq.ParquetFile(path) as file:
-        for part in file.iter_batches(batch_size=_READ_ROWS, columns=[batch.id, text]):
-            ids, texts = part.column(batch.id).to_pylist(), part.column(text).to_pylist()
-            for one_id, one_text in zip(ids, texts, strict=True):
+        for part in file.iter_batches(batch_size=_READ_ROWS, columns=list(dict.fromkeys(wanted.values()))):
+            columns = {name: part.column(name).to_pylist() for name in part.schema.names}
+            nothing = [None] * part.num_rows
+            others = (
+                columns[wanted[field]] if field in wanted else nothing
+                for field in ("session", "row_sampling", "row_schema")
+            )
+            for one_id, one_text, *rest in zip(columns[batch.id], columns[text], *others, strict=True):
                 number += 1
-                yield InputRow(one_id, one_text, f"{path.name}, row {number}")
+                yield InputRow(one_id, one_text, f"{path.name}, row {number}", *rest)
 
 
 def _json_rows(path: Path, batch: Batch) -> Iterator[InputRow]:
+    is_openai = batch.format == "openai_batch"
+    id_column = "custom_id" if is_openai else batch.id
     text = batch.prompt or batch.messages or ""
     for number, document in _json_documents(path):
         place = f"{path.name}, line {number}"
-        one_id = document.get(batch.id)
+        one_id = document.get(id_column)
         if one_id is not None and (isinstance(one_id, bool) or not isinstance(one_id, str | int)):
             raise InputError(f"batch.id: {one_id!r} in {place} is neither a text nor an integer")
-        yield InputRow(one_id, document.get(text), place)
+        yield InputRow(
+            one_id,
+            document if is_openai else document.get(text),
+            place,
+            document.get(batch.session) if batch.session else None,
+            document.get(batch.row_sampling) if batch.row_sampling else None,
+            document.get(batch.row_schema) if batch.row_schema else None,
+        )
 
 
 def _json_documents(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

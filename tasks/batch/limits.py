@@ -5,13 +5,10 @@ import time
 from tasks.batch.rows import Answers
 from tasks.ledger import Run
 
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-
 
 def stop_at(run: Run) -> float:
     """The run's deadline, in seconds of Unix time."""
-    deadline = run.spec.limits.deadline
-    return run.started_at.timestamp() + int(deadline[:-1]) * _SECONDS[deadline[-1]]
+    return run.started_at.timestamp() + run.spec.limits.deadline_s
 
 
 def tokens_left(run: Run, answers: Answers) -> int | None:

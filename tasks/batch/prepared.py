@@ -11,9 +11,10 @@ answers.
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from hashlib import sha256
+from hashlib import blake2b, sha256
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tasks.batch import files
+from tasks.batch.asked import asked_of
 from tasks.batch.input import InputDescription, InputRow
-from tasks.batch.prompts import BadRow, TokenCounter, chat_of
+from tasks.batch.prompts import TokenCounter
 from tasks.errors import InputError, StageFailed
 from tasks.node.atomic import sync_folder
 from tasks.spec import Batch, RunSpec
@@ -38,7 +40,11 @@ SCHEMA = pa.schema(
         pa.field("id", pa.string(), nullable=False),
         pa.field("messages", pa.string()),
         pa.field("prompt_tokens", pa.int32(), nullable=False),
-        pa.field("row_hash", pa.string(), nullable=False),
+        pa.field("max_tokens", pa.int32(), nullable=False),
+        pa.field("sampling", pa.string()),
+        pa.field("schema", pa.string()),
+        pa.field("session", pa.string()),
+        pa.field("prefix", pa.int64()),
         pa.field("error_class", pa.string()),
         pa.field("error_message", pa.string()),
     ]
@@ -46,6 +52,15 @@ SCHEMA = pa.schema(
 
 _COUNTED_AT_ONCE = 512
 _EXAMPLES = 5
+
+_PREFIX_CHARACTERS = 1024
+"""Rows whose chats are longer and begin with the same so many are sent together: the engine computes what they
+share once. Shorter beginnings cost less than it takes to keep them together."""
+
+_COMMON = 0.05
+"""Share of the rows above which a beginning is no reason to keep rows together: every worker will have it."""
+
+_FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -77,14 +92,20 @@ def identity_of(spec: RunSpec, description: InputDescription, release_id: str) -
     """What the batch id is the hash of; reads the whole input once to hash it."""
     batch = spec.batch
     return {
-        "format": 1,
+        "format": _FORMAT,
+        "input_format": batch.format,
         "input": [{"format": file.format, "sha256": files.hash_of(file.path)} for file in description.files],
         "id": batch.id,
+        "bad_ids": batch.bad_ids,
         "prompt": batch.prompt,
         "messages": batch.messages,
         "system": batch.system,
+        "session": batch.session,
         "sampling": batch.sampling.model_dump(mode="json"),
+        "row_sampling": batch.row_sampling,
         "schema": batch.answer_schema,
+        "row_schema": batch.row_schema,
+        "too_long": batch.too_long,
         "release_id": release_id,
     }
 
@@ -102,7 +123,7 @@ def folder_of(output: str, batch_id: str) -> Path:
 def find(folder: Path) -> PreparedBatch | None:
     """The batch in `folder`, whatever state its files are in; None when it was never finished."""
     manifest = files.read_json(folder / "prepared" / "manifest.json")
-    if not isinstance(manifest, dict) or manifest.get("format") != 1:
+    if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
         return None
     return PreparedBatch(manifest["batch_id"], folder, manifest)
 
@@ -142,9 +163,10 @@ def write(
     """
     place = folder / "prepared"
     place.mkdir(exist_ok=True)
-    ids = _Ids()
+    ids = _Ids(batch)
     described = []
-    totals = {"rows": 0, "prompt_tokens": 0, "longest_prompt_tokens": 0}
+    totals = {"rows": 0, "prompt_tokens": 0, "longest_prompt_tokens": 0, "sessions": 0}
+    prefixes: list[pa.ChunkedArray] = []
     tables = _tables(rows, batch, count, ids)
     for number, part in enumerate(_in_parts(tables)):
         path = draft / f"part-{number:05d}.parquet"
@@ -155,14 +177,17 @@ def write(
                 totals["rows"] += table.num_rows
                 totals["prompt_tokens"] += pc.sum(tokens).as_py()
                 totals["longest_prompt_tokens"] = max(totals["longest_prompt_tokens"], pc.max(tokens).as_py())
+                totals["sessions"] += table.num_rows - table.column("session").null_count
+                prefixes.append(table.column("prefix").drop_null())
         described.append({**files.describe(path), "rows": pq.read_metadata(path).num_rows})
-    ids.refuse_bad(batch)
+    ids.refuse_bad()
     if not described:
         raise InputError(f"batch.input: {batch.input} holds no rows")
     for item in described:
         files.move_in(draft / item["name"], place / item["name"])
     batch_id = batch_id_of(identity)
-    manifest = {"format": 1, "batch_id": batch_id, "identity": identity, "files": described, **totals}
+    manifest = {"format": _FORMAT, "batch_id": batch_id, "identity": identity, "files": described, **totals}
+    manifest["common_prefixes"] = _common(prefixes, totals["rows"])
     # By way of the draft, so that whatever a kill leaves lies in there.
     files.write_json(draft / "manifest.json", manifest)
     files.move_in(draft / "manifest.json", place / "manifest.json")
@@ -174,14 +199,21 @@ def write(
 class _Ids:
     """The ids of all rows: 16 to 40 bytes each, the only thing that grows with the input."""
 
-    def __init__(self) -> None:
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
         self._chunks: list[pa.Array] = []
         self._missing: list[str] = []
         self._missing_rows = 0
+        self._rows = 0
+        self._met: Counter[str] = Counter()
+        """Only where rows are kept apart."""
 
     def add(self, rows: list[InputRow]) -> list[str]:
         """Take the ids of some rows; returns them as texts."""
         texts = ["" if row.id is None else str(row.id) for row in rows]
+        if self._batch.bad_ids == "keep_apart":
+            texts = [self._apart(text, self._rows + number) for number, text in enumerate(texts, start=1)]
+        self._rows += len(rows)
         for row, text in zip(rows, texts, strict=True):
             if not text:
                 self._missing_rows += 1
@@ -190,14 +222,22 @@ class _Ids:
         self._chunks.append(pa.array(texts, pa.string()))
         return texts
 
-    def refuse_bad(self, batch: Batch) -> None:
+    def _apart(self, text: str, number: int) -> str:
+        if not text:
+            return f"row-{number}"
+        self._met[text] += 1
+        return text if self._met[text] == 1 else f"{text}#{self._met[text]}"
+
+    def refuse_bad(self) -> None:
         """Raises:
         InputError: an id is missing, or two rows have the same one.
         """
+        column = "custom_id" if self._batch.format == "openai_batch" else self._batch.id
         if self._missing_rows:
             raise InputError(
-                f"batch.id: {self._missing_rows} rows have no id in column {batch.id!r}, for example "
-                f"{'; '.join(self._missing)}; every row needs one, so that its answer can be told from others"
+                f"batch.id: {self._missing_rows} rows have no id in column {column!r}, for example "
+                f"{'; '.join(self._missing)}; every row needs one, so that its answer can be told from others "
+                f"(or set batch.bad_ids to keep_apart)"
             )
         all_ids = pa.chunked_array(self._chunks, pa.string())
         if pc.count_distinct(all_ids).as_py() == len(all_ids):
@@ -208,8 +248,9 @@ class _Ids:
             f"{one['values']!r} ({one['counts']} rows)" for one in twice.slice(0, _EXAMPLES).to_pylist()
         )
         raise InputError(
-            f"batch.id: {len(twice)} ids in column {batch.id!r} stand in more than one row, for example "
-            f"{examples}; ids must be unique (texts and numbers that read alike count as the same)"
+            f"batch.id: {len(twice)} ids in column {column!r} stand in more than one row, for example "
+            f"{examples}; ids must be unique (texts and numbers that read alike count as the same; "
+            f"batch.bad_ids: keep_apart gives such rows ids of their own)"
         )
 
 
@@ -218,29 +259,41 @@ def _tables(rows: Iterable[InputRow], batch: Batch, count: TokenCounter, ids: _I
     position = 0
     source = iter(rows)
     while chunk := list(islice(source, _COUNTED_AT_ONCE)):
-        columns: dict[str, list[Any]] = {name: [] for name in SCHEMA.names}
-        columns["id"] = ids.add(chunk)
-        columns["position"] = list(range(position, position + len(chunk)))
+        asked = [asked_of(row, batch) for row in chunk]
+        tokens = iter(count.count([one.chat for one in asked if one.chat is not None]))
+        texts = [None if one.chat is None else _compact(one.chat) for one in asked]
+        columns: dict[str, list[Any]] = {
+            "position": list(range(position, position + len(chunk))),
+            "id": ids.add(chunk),
+            "messages": texts,
+            "prompt_tokens": [0 if one.chat is None else next(tokens) for one in asked],
+            "max_tokens": [one.sampling.get("max_tokens", batch.sampling.max_tokens) for one in asked],
+            "sampling": [_compact(one.sampling) if one.sampling else None for one in asked],
+            "schema": [_compact(one.schema) if one.schema else None for one in asked],
+            "session": [None if row.session is None else str(row.session) for row in chunk],
+            "prefix": [_prefix_of(text) for text in texts],
+            "error_class": [one.error_class for one in asked],
+            "error_message": [one.error_message for one in asked],
+        }
         position += len(chunk)
-        chats = []
-        for row in chunk:
-            try:
-                chat, bad = chat_of(row.text, batch), None
-            except BadRow as error:
-                chat, bad = None, error
-            chats.append(chat)
-            text = None if chat is None else json.dumps(chat, ensure_ascii=False, separators=(",", ":"))
-            columns["messages"].append(text)
-            columns["error_class"].append(None if bad is None else bad.error_class)
-            columns["error_message"].append(None if bad is None else str(bad))
-        askable = [chat for chat in chats if chat is not None]
-        tokens = iter(count.count(askable))
-        columns["prompt_tokens"] = [0 if chat is None else next(tokens) for chat in chats]
-        columns["row_hash"] = [
-            sha256(f"{one_id}\0{text}".encode(errors="replace")).hexdigest()[:32]
-            for one_id, text in zip(columns["id"], columns["messages"], strict=True)
-        ]
         yield pa.table(columns, schema=SCHEMA)
+
+
+def _prefix_of(text: str | None) -> int | None:
+    if text is None or len(text) <= _PREFIX_CHARACTERS:
+        return None
+    beginning = text[:_PREFIX_CHARACTERS].encode()
+    return int.from_bytes(blake2b(beginning, digest_size=8).digest(), "little", signed=True)
+
+
+def _common(prefixes: list[pa.ChunkedArray], rows: int) -> list[int]:
+    counts = pc.value_counts(pa.concat_arrays([chunk for one in prefixes for chunk in one.chunks]))
+    often = counts.filter(pc.greater(counts.field("counts"), rows * _COMMON))
+    return list(often.field("values").to_pylist())
+
+
+def _compact(document: Any) -> str:
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":"))
 
 
 def _in_parts(tables: Iterator[pa.Table]) -> Iterator[Iterator[pa.Table]]:

@@ -11,20 +11,21 @@ Keeps:
 import json
 import os
 import shutil
-from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tasks.batch import drafts, files, in_ledger, prepared, published, reconcile, rows, segments
+from tasks.batch import drafts, files, in_ledger, prepared, published, reconcile, rows
+from tasks.batch.formats import open_format
 from tasks.batch.prepared import PreparedBatch
 from tasks.batch.rows import Answers
+from tasks.batch.store import Store
 from tasks.contract import Context, Outcome
 from tasks.errors import StageFailed
 from tasks.ledger.claims import facts_of
@@ -33,8 +34,6 @@ from tasks.spec import RunSpec
 
 _KEPT_VERSIONS = 2
 """The current one, and the one that a reader may have open."""
-
-_FAILED = "failed.jsonl"
 
 
 @dataclass(frozen=True)
@@ -164,17 +163,29 @@ def _write(batch: PreparedBatch, answers: Answers, spec: RunSpec, draft: Path) -
     """Write all files of the version into `draft`; returns its manifest."""
     counts = {"answered": 0, "failed": 0, "not_started": 0}
     described = []
-    with ExitStack() as stack, (draft / _FAILED).open("w", encoding="utf-8") as failed_file:
-        reader = stack.enter_context(_Reader(answers))
+    # Looked up once for all parts: the table of finished ids is hashed anew each time.
+    places = answers.places_of(rows.prepared_rows(batch, ["id"]).column("id"))
+    begin = 0
+    with ExitStack() as stack:
+        store = stack.enter_context(Store(answers))
+        others = [
+            stack.enter_context(open_format(draft, name, spec)) for name in ("failed", *spec.batch.also)
+        ]
         for number, part in enumerate(batch.parts):
+            prepared_rows = pq.read_table(part)
+            of_part = places.slice(begin, prepared_rows.num_rows)
+            begin += prepared_rows.num_rows
+            table = _published(prepared_rows, of_part, store, spec, batch.manifest["identity"]["release_id"])
+            failed = pc.sum(pc.equal(table.column("status"), "failed")).as_py() or 0
+            counts["failed"] += failed
+            counts["answered"] += table.num_rows - failed
+            counts["not_started"] += prepared_rows.num_rows - table.num_rows
             path = draft / f"part-{number:05d}.parquet"
-            table = pa.Table.from_pylist(
-                list(_published_rows(part, reader, spec, batch, counts, failed_file.write)),
-                schema=published.SCHEMA,
-            )
             pq.write_table(table, path, compression="zstd")
             described.append({**files.describe(path), "rows": table.num_rows})
-    described.append({**files.describe(draft / _FAILED), "rows": counts["failed"]})
+            for other in others:
+                other.add(table, prepared_rows)
+    described += [{**files.describe(draft / other.name), "rows": other.rows} for other in others]
     version = sha256(json.dumps([item["sha256"] for item in described]).encode()).hexdigest()[:12]
     return {
         "format": 1,
@@ -188,108 +199,50 @@ def _write(batch: PreparedBatch, answers: Answers, spec: RunSpec, draft: Path) -
     }
 
 
-def _published_rows(
-    part: Path,
-    reader: "_Reader",
-    spec: RunSpec,
-    batch: PreparedBatch,
-    counts: dict[str, int],
-    write_failed: Any,
-) -> Iterator[dict[str, Any]]:
-    refusal = rows.refusal_rule(spec)
-    release_id = batch.manifest["identity"]["release_id"]
-    for prepared_row in pq.read_table(part).to_pylist():
-        row = reader.row(prepared_row["id"])
-        if row is None:
-            refused = refusal(
-                prepared_row["error_class"], prepared_row["error_message"], prepared_row["prompt_tokens"]
-            )
-            if refused is None:
-                counts["not_started"] += 1
-                continue
-            row = _never_sent(prepared_row, refused, release_id)
-        if row["status"] == "answered":
-            counts["answered"] += 1
-        else:
-            counts["failed"] += 1
-            again = _as_input(prepared_row, row, spec)
-            write_failed(json.dumps(again, ensure_ascii=False) + "\n")
-        yield row
+def _published(
+    prepared_rows: pa.Table, places: pa.ChunkedArray, store: Store, spec: RunSpec, release_id: str
+) -> pa.Table:
+    """The finished ones of some prepared rows, in their order, as they are published.
+
+    Args:
+        places: of these rows among the finished ones, see `Answers.places_of`.
+    """
+    is_finished = pc.is_valid(places)
+    others = prepared_rows.filter(pc.invert(is_finished))
+    is_refused = rows.never_sent(others, spec)
+    refused = _refused(others.filter(is_refused), spec, release_id)
+    table = pa.concat_tables([store.records(places.drop_null()), refused])
+    if not refused.num_rows:
+        return table
+    numbers = pa.chunked_array([pa.arange(0, prepared_rows.num_rows)])
+    order = pa.concat_arrays(
+        [
+            *numbers.filter(is_finished).chunks,
+            *numbers.filter(pc.invert(is_finished)).filter(is_refused).chunks,
+        ]
+    )
+    return table.take(pc.sort_indices(order))
 
 
-def _never_sent(prepared_row: dict[str, Any], refused: tuple[str, str], release_id: str) -> dict[str, Any]:
-    return {
-        "id": prepared_row["id"],
-        "status": "failed",
-        "error_class": refused[0],
-        "error_message": refused[1],
-        "prompt_tokens": prepared_row["prompt_tokens"],
-        "completion_tokens": 0,
-        "attempts": 0,
-        "release_id": release_id,
+def _refused(prepared_rows: pa.Table, spec: RunSpec, release_id: str) -> pa.Table:
+    """Rows that are never sent, as they are published."""
+    columns = ["error_class", "error_message", "prompt_tokens", "max_tokens"]
+    reasons = [rows.why_never_sent(row, spec) for row in prepared_rows.select(columns).to_pylist()]
+    count = prepared_rows.num_rows
+    known = {
+        "id": prepared_rows.column("id"),
+        "status": pa.repeat("failed", count),
+        "error_class": pa.array([name for name, _ in reasons], pa.string()),
+        "error_message": pa.array([message for _, message in reasons], pa.string()),
+        "prompt_tokens": prepared_rows.column("prompt_tokens").cast(pa.int64()),
+        "completion_tokens": pa.repeat(pa.scalar(0, pa.int64()), count),
+        "attempts": pa.repeat(pa.scalar(0, pa.int32()), count),
+        "release_id": pa.repeat(release_id, count),
     }
-
-
-def _as_input(prepared_row: dict[str, Any], row: dict[str, Any], spec: RunSpec) -> dict[str, Any]:
-    """A failed row as the spec's input had it, with what went wrong beside it."""
-    chat = json.loads(prepared_row["messages"]) if prepared_row["messages"] is not None else None
-    if spec.batch.prompt is not None:
-        text = {spec.batch.prompt: chat[-1]["content"] if chat else None}
-    else:
-        text = {spec.batch.messages or "": chat}
-    return {
-        spec.batch.id: row["id"],
-        **text,
-        "error_class": row["error_class"],
-        "error_message": row["error_message"],
-    }
-
-
-class _Reader:
-    """Finished rows by id, from segments and from the version published before."""
-
-    def __init__(self, answers: Answers) -> None:
-        self._answers = answers
-        self._stack = ExitStack()
-        self._segments: dict[Path, int] = {}
-        self._part: tuple[Path, dict[str, dict[str, Any]]] | None = None
-
-    def __enter__(self) -> "_Reader":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def row(self, row_id: str) -> dict[str, Any] | None:
-        """The row as it is published; None when it is not finished.
-
-        Raises:
-            StageFailed: its record went away while we read.
-        """
-        known = self._answers.known.get(row_id)
-        if known is None:
-            return None
-        try:
-            if known.length < 0:
-                return self._published(known.path)[row_id]
-            result = segments.read_at(self._segment(known.path), known.offset, known.length)
-        except (OSError, ValueError, KeyError):
-            raise StageFailed(
-                f"the record of row {row_id} in {known.path} went away; publish again"
-            ) from None
-        return {name: getattr(result, name) for name in published.SCHEMA.names}
-
-    def _segment(self, path: Path) -> int:
-        if path not in self._segments:
-            self._segments[path] = os.open(path, os.O_RDONLY)
-            self._stack.callback(partial(os.close, self._segments[path]))
-        return self._segments[path]
-
-    def _published(self, path: Path) -> dict[str, dict[str, Any]]:
-        # Parts follow the input's order, as the reading does: one in memory is enough.
-        if self._part is None or self._part[0] != path:
-            self._part = (path, {row["id"]: row for row in pq.read_table(path).to_pylist()})
-        return self._part[1]
+    return pa.table(
+        [known.get(field.name, pa.nulls(count, field.type)) for field in published.SCHEMA],
+        schema=published.SCHEMA,
+    )
 
 
 def _move_in(draft: Path, place: Path, manifest: dict[str, Any]) -> None:

@@ -1,10 +1,11 @@
 """One row on its way: asked as `Row`, finished as `Result`."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
-Status = Literal["answered", "failed"]
+Status = Literal["answered", "empty", "length", "failed"]
+"""`empty`: answered with nothing. `length`: answered, and cut off at its longest. Only `failed` has no answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,9 +14,21 @@ class Row:
 
     id: str
     messages: str
-    """The chat as JSON text, as the engine gets it."""
+    """The chat as JSON text, as the engine gets it; of a session, this turn's messages alone."""
     prompt_tokens: int
     """As counted by prepare."""
+    max_tokens: int = 512
+    """Longest answer."""
+    sampling: str | None = None
+    """The row's own sampling, as a JSON object; None: the batch's."""
+    schema: str | None = None
+    """The row's own JSON schema, as JSON text; None: the batch's."""
+    session: str | None = None
+    """Rows of one session come one after the other, in the order of their turns."""
+    prefix: int | None = None
+    """The same for rows that begin alike for long."""
+    finished: str | None = None
+    """Of a turn that is not to be asked again: its answer as a JSON text, or `null` when it has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +38,7 @@ class Result:
     id: str
     status: Status
     answer: str | None
-    """None when failed; an empty answer is an answer."""
+    """None when failed."""
     error_class: str | None
     error_message: str | None
     finish_reason: str | None
@@ -41,9 +54,13 @@ class Result:
 
     def to_json(self) -> bytes:
         """UTF-8 without line breaks."""
-        return json.dumps(asdict(self), ensure_ascii=False, separators=(",", ":")).encode()
+        document = {name: getattr(self, name) for name in self.__slots__}
+        return _ENCODE(document).encode()
 
     @classmethod
     def from_json(cls, document: bytes) -> "Result":
         """The inverse of `to_json`."""
         return cls(**json.loads(document))
+
+
+_ENCODE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode

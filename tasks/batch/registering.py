@@ -2,19 +2,31 @@
 
 import threading
 import time
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from tasks.batch import in_ledger, segments
 from tasks.batch.in_ledger import Range
 from tasks.batch.prepared import PreparedBatch
-from tasks.batch.records import Result
 from tasks.errors import Unavailable
 from tasks.ledger import Claim
 
 _PACE_WINDOW_S = 30.0
 """Over which rows and tokens per second are shown."""
+
+_COUNTED = pa.schema(
+    [
+        pa.field("status", pa.string()),
+        pa.field("prompt_tokens", pa.int64()),
+        pa.field("completion_tokens", pa.int64()),
+        pa.field("worker", pa.string()),
+    ]
+)
 
 
 class Registrar:
@@ -50,6 +62,7 @@ class Registrar:
         self._unregistered: dict[Path, Range] = {}
         """Read, but the ledger has not confirmed it."""
         self._tokens = 0
+        self._by_worker: Counter[str] = Counter()
         self._pace = [(time.monotonic(), finished, 0)]
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._work, name="registrar", daemon=True)
@@ -102,16 +115,20 @@ class Registrar:
         if path.stat().st_size <= before.stop:
             return
         rows, stop = before.rows, before.stop
-        for found in segments.records(path, before.stop):
-            rows, stop = rows + 1, found.end
-            self._count(Result.from_json(found.document))
+        for table in segments.tables(path, before.stop, path.stat().st_size, _COUNTED):
+            rows += table.num_rows
+            stop = table.column("offset")[-1].as_py() + table.column("length")[-1].as_py()
+            self._count(table)
         if stop > before.stop:
             self._read[path] = self._unregistered[path] = Range(path, 0, stop, rows)
 
-    def _count(self, result: Result) -> None:
-        self._finished += 1
-        self._failed += result.status == "failed"
-        self._tokens += result.prompt_tokens + result.completion_tokens
+    def _count(self, table: pa.Table) -> None:
+        self._finished += table.num_rows
+        self._failed += pc.sum(pc.equal(table.column("status"), "failed")).as_py()
+        for name in ("prompt_tokens", "completion_tokens"):
+            self._tokens += pc.sum(table.column(name)).as_py()
+        for one in pc.value_counts(table.column("worker").combine_chunks().drop_null()).to_pylist():
+            self._by_worker[one["values"]] += one["counts"]
 
     def _show(self) -> None:
         now = time.monotonic()
@@ -129,5 +146,6 @@ class Registrar:
             failed=self._failed,
             rows_per_s=round(rows_per_s, 2),
             tokens_per_s=round((self._tokens - tokens) / elapsed_s, 1),
+            by_worker=dict(self._by_worker),
             eta_s=round(left / rows_per_s, 1) if rows_per_s > 0 else None,
         )

@@ -5,16 +5,18 @@ registered segment or the published table holds it; of several records the first
 that can never be asked (no prompt, too long) needs no record: it is failed by what is prepared, and under a
 longer context it is to do again.
 
-Holds about 300 bytes of memory for each finished row.
+All of it is columns: about 60 bytes of memory for each finished row and its id, and no Python for each row but
+the checksum of its record.
 """
 
-import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tasks.batch import in_ledger, published, segments
@@ -23,31 +25,54 @@ from tasks.batch.prepared import PreparedBatch
 from tasks.ledger import Claim, Ledger
 from tasks.spec import RunSpec
 
+_READ = pa.schema(
+    [
+        pa.field("id", pa.string()),
+        pa.field("status", pa.string()),
+        pa.field("error_class", pa.string()),
+        pa.field("error_message", pa.string()),
+        pa.field("prompt_tokens", pa.int64()),
+        pa.field("completion_tokens", pa.int64()),
+    ]
+)
 
-@dataclass(frozen=True, slots=True)
-class Known:
-    """A finished row and where its record lies."""
+_KNOWN = pa.schema(
+    [
+        pa.field("id", pa.string()),
+        pa.field("is_answered", pa.bool_()),
+        pa.field("error_class", pa.string()),
+        pa.field("error_message", pa.string()),
+        pa.field("path", pa.int32()),
+        pa.field("offset", pa.int64()),
+        pa.field("length", pa.int32()),
+    ]
+)
 
-    answered: bool
-    error_class: str | None
-    error_message: str | None
-    path: Path
-    offset: int
-    length: int
-    """Of the record in the segment `path`; -1 where `path` is a published file."""
 
-
-@dataclass
+@dataclass(frozen=True)
 class Answers:
-    """All finished rows of a batch, by id."""
+    """All finished rows of a batch."""
 
-    known: dict[str, Known] = field(default_factory=dict)
+    known: pa.Table
+    """A row for each finished id: `id`, `is_answered`, `error_class`, `error_message`, and where its record is:
+    `path` (an index into `paths`), `offset` and `length` in bytes; in a published file, `offset` is the row's
+    number and `length` is -1."""
+    paths: tuple[Path, ...] = ()
     records: int = 0
     """Records read; more than rows known when some were generated twice."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     spent: Counter[str] = field(default_factory=Counter)
     """Prompt and completion tokens by run, rows that were generated twice included."""
+
+    @property
+    def has_answers(self) -> bool:
+        """Whether any row is answered."""
+        return bool(pc.any(self.known.column("is_answered")).as_py())
+
+    def places_of(self, ids: pa.ChunkedArray) -> pa.ChunkedArray:
+        """For each id the number of its row in `known`; null where the row is not finished."""
+        return pc.index_in(ids, value_set=self.known.column("id").combine_chunks())
 
 
 @dataclass
@@ -66,71 +91,76 @@ class Survey:
     """For each error class, the id and message of its first row."""
 
 
+NOTHING = Answers(_KNOWN.empty_table())
+"""Of a batch that nobody has begun."""
+
+
 def answers_of(ledger: Ledger, batch_id: str, output: Path) -> Answers:
     """Read what is finished: registered segments in the order of commits, then what `output` publishes."""
-    answers = Answers()
+    read = _Reading()
     for one in in_ledger.registered(ledger, batch_id):
-        for found in segments.records(one.path, one.start, one.stop):
-            document = json.loads(found.document)
-            answers.records += 1
-            answers.spent[one.run_id] += document["prompt_tokens"] + document["completion_tokens"]
-            if document["id"] not in answers.known:
-                place = (one.path, found.offset, found.length)
-                _add(answers, document, *place)
+        for table in segments.tables(one.path, one.start, one.stop, _READ):
+            read.add(table, one.path)
+            read.records += table.num_rows
+            read.spent[one.run_id] += _sum(table, "prompt_tokens") + _sum(table, "completion_tokens")
     for path in published.intact_files(output, batch_id):
         table = pq.read_table(path, columns=published.KNOWN_COLUMNS)
-        for document in table.to_pylist():
-            # Rows that were never sent are judged anew: the context may be longer now.
-            if document["attempts"] > 0 and document["id"] not in answers.known:
-                _add(answers, document, path, 0, -1)
-    return answers
+        table = table.append_column("offset", pa.arange(0, table.num_rows))
+        table = table.append_column("length", pa.repeat(pa.scalar(-1, pa.int32()), table.num_rows))
+        # Rows that were never sent are judged anew: the context may be longer now.
+        read.add(table.filter(pc.greater(table.column("attempts"), 0)), path)
+    return read.answers()
 
 
-def refusal_rule(spec: RunSpec) -> Callable[[str | None, str | None, int], tuple[str, str] | None]:
-    """Says of a prepared row (error class, error message, prompt tokens) why it is never sent, if so."""
-    longest = spec.serving.max_model_len - spec.batch.sampling.max_tokens
+def never_sent(table: pa.Table, spec: RunSpec) -> pa.ChunkedArray:
+    """Which of these prepared rows (`error_class`, `prompt_tokens`, `max_tokens`) are not to be asked."""
+    is_bad = pc.is_valid(table.column("error_class"))
+    if spec.batch.too_long == "truncate":
+        return is_bad
+    needed = pc.add(table.column("prompt_tokens"), table.column("max_tokens"))
+    return pc.or_(is_bad, pc.greater(needed, spec.serving.max_model_len))
 
-    def refusal(error_class: str | None, message: str | None, prompt_tokens: int) -> tuple[str, str] | None:
-        if error_class is not None:
-            return error_class, message or ""
-        if prompt_tokens > longest:
-            return "PromptTooLong", (
-                f"{prompt_tokens} prompt tokens and an answer of {spec.batch.sampling.max_tokens} do not fit "
-                f"into serving.max_model_len = {spec.serving.max_model_len}"
-            )
-        return None
 
-    return refusal
+def why_never_sent(row: dict[str, Any], spec: RunSpec) -> tuple[str, str]:
+    """Error class and message of a row of which `never_sent` is true."""
+    error_class, prompt_tokens, max_tokens = row["error_class"], row["prompt_tokens"], row["max_tokens"]
+    if error_class is not None:
+        return str(error_class), row["error_message"] or ""
+    return "PromptTooLong", (
+        f"{prompt_tokens} prompt tokens and an answer of {max_tokens} do not fit into serving.max_model_len = "
+        f"{spec.serving.max_model_len}"
+    )
 
 
 def survey(batch: PreparedBatch, answers: Answers, spec: RunSpec) -> Survey:
     """Count every row of the input by its id."""
-    found = Survey()
-    refusal = refusal_rule(spec)
-    met = 0
-    for row in prepared_rows(batch, ["id", "prompt_tokens", "error_class", "error_message"]):
-        found.rows += 1
-        known = answers.known.get(row["id"])
-        if known is not None:
-            met += 1
-            if known.answered:
-                found.answered += 1
-            else:
-                _count_failure(found, row["id"], known.error_class or "", known.error_message or "")
-            continue
-        refused = refusal(row["error_class"], row["error_message"], row["prompt_tokens"])
-        if refused is not None:
-            _count_failure(found, row["id"], *refused)
-        else:
-            found.to_do += 1
-    found.strangers = len(answers.known) - met
+    rows = prepared_rows(batch, ["id", "prompt_tokens", "max_tokens", "error_class", "error_message"])
+    places = answers.places_of(rows.column("id"))
+    is_finished = pc.is_valid(places)
+    finished = answers.known.take(places.drop_null())
+    is_answered = finished.column("is_answered")
+    others = rows.filter(pc.invert(is_finished))
+    refused = others.filter(never_sent(others, spec))
+    found = Survey(
+        rows=rows.num_rows,
+        answered=_true(is_answered),
+        failed=finished.num_rows - _true(is_answered) + refused.num_rows,
+        to_do=others.num_rows - refused.num_rows,
+        strangers=answers.known.num_rows - finished.num_rows,
+    )
+    failures = finished.filter(pc.invert(is_answered))
+    for name, count, first in _first_of_each(failures.column("error_class")):
+        _count_errors(found, name, count, failures, first, failures.column("error_message")[first].as_py())
+    reasons = pc.fill_null(refused.column("error_class"), "PromptTooLong")
+    for name, count, first in _first_of_each(reasons):
+        (row,) = refused.slice(first, 1).to_pylist()
+        _count_errors(found, name, count, refused, first, why_never_sent(row, spec)[1])
     return found
 
 
-def prepared_rows(batch: PreparedBatch, columns: list[str]) -> Iterator[dict[str, Any]]:
-    """The prepared rows in the input's order, one part in memory at a time."""
-    for path in batch.parts:
-        yield from pq.read_table(path, columns=columns).to_pylist()
+def prepared_rows(batch: PreparedBatch, columns: list[str]) -> pa.Table:
+    """Some columns of the prepared rows, in the input's order."""
+    return pa.concat_tables([pq.read_table(path, columns=columns) for path in batch.parts])
 
 
 def unregistered(ledger: Ledger, batch: PreparedBatch) -> list[Range]:
@@ -154,6 +184,48 @@ def adopt(claim: Claim, batch: PreparedBatch) -> int:
     return sum(one.rows for one in left)
 
 
+class _Reading:
+    """Collects records; the first one of each id counts."""
+
+    def __init__(self) -> None:
+        self._tables: list[pa.Table] = []
+        self._tokens: list[pa.Table] = []
+        self._paths: dict[Path, int] = {}
+        self.records = 0
+        self.spent: Counter[str] = Counter()
+
+    def add(self, table: pa.Table, path: Path) -> None:
+        """Take records of one file: the columns of `_READ`, `offset` and `length`."""
+        number = self._paths.setdefault(path, len(self._paths))
+        columns = {
+            "is_answered": pc.not_equal(table.column("status"), "failed"),
+            "path": pa.repeat(pa.scalar(number, pa.int32()), table.num_rows),
+        }
+        known = [columns[name] if name in columns else table.column(name) for name in _KNOWN.names]
+        self._tables.append(pa.table(known, schema=_KNOWN))
+        self._tokens.append(table.select(["prompt_tokens", "completion_tokens"]))
+
+    def answers(self) -> Answers:
+        """What was collected."""
+        if not self._tables:
+            return NOTHING
+        known = pa.concat_tables(self._tables).combine_chunks()
+        tokens = pa.concat_tables(self._tokens)
+        ids = known.column("id").combine_chunks()
+        first = pc.index_in(ids, value_set=ids)
+        is_first = pc.equal(first, pa.arange(0, len(ids)).cast(pa.int32()))
+        if not pc.all(is_first).as_py():
+            known, tokens = known.filter(is_first), tokens.filter(is_first)
+        return Answers(
+            known,
+            tuple(self._paths),
+            self.records,
+            _sum(tokens, "prompt_tokens"),
+            _sum(tokens, "completion_tokens"),
+            self.spent,
+        )
+
+
 def _tails(paths: Iterable[Path], registered_up_to: dict[Path, int]) -> Iterator[Range]:
     for path in paths:
         start = registered_up_to.get(path, 0)
@@ -166,20 +238,22 @@ def _tails(paths: Iterable[Path], registered_up_to: dict[Path, int]) -> Iterator
             yield Range(path, start, stop, rows)
 
 
-def _add(answers: Answers, document: dict[str, Any], path: Path, offset: int, length: int) -> None:
-    answers.known[document["id"]] = Known(
-        document["status"] == "answered",
-        document["error_class"],
-        document["error_message"],
-        path,
-        offset,
-        length,
-    )
-    answers.prompt_tokens += document["prompt_tokens"]
-    answers.completion_tokens += document["completion_tokens"]
+def _first_of_each(values: pa.ChunkedArray) -> Iterator[tuple[str, int, int]]:
+    """Each distinct value, how often it is there, and where first."""
+    for one in pc.value_counts(values.combine_chunks()).to_pylist():
+        yield one["values"], one["counts"], pc.index(values, one["values"]).as_py()
 
 
-def _count_failure(found: Survey, row_id: str, error_class: str, message: str) -> None:
-    found.failed += 1
-    found.errors[error_class] += 1
-    found.examples.setdefault(error_class, f"row {row_id}: {message}")
+def _count_errors(
+    found: Survey, name: str, count: int, table: pa.Table, first: int, message: str | None
+) -> None:
+    found.errors[name] += count
+    found.examples.setdefault(name, f"row {table.column('id')[first].as_py()}: {message or ''}")
+
+
+def _sum(table: pa.Table, column: str) -> int:
+    return int(pc.sum(table.column(column)).as_py() or 0)
+
+
+def _true(values: pa.ChunkedArray) -> int:
+    return int(pc.sum(values).as_py() or 0)

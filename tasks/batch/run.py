@@ -158,6 +158,8 @@ def submission(run: Run, epoch: int, settings: Settings) -> SparkSubmission:
         # Partitions that are joined together share one dispatcher, and leave cores without one.
         "spark.sql.adaptive.coalescePartitions.enabled": "false",
         "spark.sql.session.timeZone": "UTC",
+        **_cores(settings),
+        **settings.spark_conf,
     }
     return SparkSubmission(
         name=f"qwen-pipeline {run.run_id}",
@@ -168,6 +170,16 @@ def submission(run: Run, epoch: int, settings: Settings) -> SparkSubmission:
         environment=processes.environment(f"{run.run_id}/run", _spark_environment(run, settings)),
         log=settings.logs / run.run_id / "spark.log",
     )
+
+
+def _cores(settings: Settings) -> dict[str, str]:
+    """So many tasks at once, and not before there is room for all: they divide the engines among them."""
+    if settings.spark_cores is None or settings.spark_master.startswith("local"):
+        return {}
+    return {
+        "spark.cores.max": str(settings.spark_cores),
+        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+    }
 
 
 def spark_home(settings: Settings) -> Path:

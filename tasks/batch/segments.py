@@ -14,10 +14,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
+from mmap import mmap
 from pathlib import Path
 from types import TracebackType
 from uuid import uuid4
 from zlib import crc32
+
+import pyarrow as pa
+from pyarrow import json as arrow_json
 
 from tasks.batch.records import Result
 from tasks.errors import StageFailed
@@ -25,6 +29,7 @@ from tasks.errors import StageFailed
 SUFFIX = ".seg"
 
 _HEAD = len("00000000 ")
+_BLOCK_BYTES = 1 << 23
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,16 +129,61 @@ def records(path: Path, start: int = 0, stop: int | None = None) -> Iterator[Loc
             offset += len(line)
 
 
-def read_at(file: int, offset: int, length: int) -> Result:
-    """The record at a known place of an open file.
+def tables(path: Path, start: int, stop: int, schema: pa.Schema) -> Iterator[pa.Table]:
+    """The same records as columns: those of `schema`, and where each record lies (`offset`, `length`)."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return
+    with file:
+        file.seek(start)
+        offset, rest, is_good = start, b"", True
+        while is_good and (read := file.read(min(_BLOCK_BYTES, stop - file.tell()))):
+            lines = (rest + read).split(b"\n")
+            rest = lines.pop()
+            documents: list[bytes] = []
+            places: list[tuple[int, int]] = []
+            for line in lines:
+                document = line[_HEAD:]
+                is_good = bool(document) and line[:_HEAD] == b"%08x " % crc32(document)
+                if not is_good:
+                    break
+                documents.append(document)
+                places.append((offset, len(line) + 1))
+                offset += len(line) + 1
+            if documents:
+                offsets, lengths = zip(*places, strict=True)
+                table = table_of(documents, schema)
+                table = table.append_column("offset", pa.array(offsets, pa.int64()))
+                yield table.append_column("length", pa.array(lengths, pa.int32()))
+
+
+def table_of(documents: list[bytes], schema: pa.Schema) -> pa.Table:
+    """Records as a table with the columns of `schema`."""
+    if not documents:
+        return schema.empty_table()
+    data = b"\n".join(documents)
+    return arrow_json.read_json(
+        pa.BufferReader(data),
+        # One block: a record must not straddle two.
+        read_options=arrow_json.ReadOptions(use_threads=False, block_size=len(data) + 1),
+        parse_options=arrow_json.ParseOptions(
+            explicit_schema=pa.schema([field.with_nullable(True) for field in schema]),
+            unexpected_field_behavior="ignore",
+        ),
+    )
+
+
+def document_at(content: mmap | bytes, offset: int, length: int) -> bytes:
+    """The record at a known place of a segment's content.
 
     Raises:
         ValueError: it is not there any more.
     """
-    document = _document(os.pread(file, length, offset))
+    document = _document(content[offset : offset + length])
     if document is None:
         raise ValueError(f"no whole record at byte {offset}")
-    return Result.from_json(document)
+    return document
 
 
 @contextmanager

@@ -7,38 +7,44 @@ import ctypes
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import fields
 
 import pyarrow as pa
 
 from tasks.batch.answering import Job, answer
 from tasks.batch.records import Row
 
-SUMMARY = "share int, answered long, failed long, given_up long"
+SUMMARY = "share int, answered long, failed long, given_up long, set_aside long"
 """The schema of what a task returns: one row. Finished rows go to segments, not through Spark."""
 
 _SUMMARY_SCHEMA = pa.schema(
-    [("share", pa.int32()), ("answered", pa.int64()), ("failed", pa.int64()), ("given_up", pa.int64())]
+    [
+        ("share", pa.int32()),
+        *((name, pa.int64()) for name in ("answered", "failed", "given_up", "set_aside")),
+    ]
 )
+
+COLUMNS = [field.name for field in fields(Row)]
 
 _PR_SET_PDEATHSIG = 1
 
 
-def ask_rows(job: Job, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """For `mapInArrow`: ask the rows (id, messages, prompt_tokens) of one partition."""
+def ask_rows(job: Job, alone: bool, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """For `mapInArrow`: ask the rows (the columns of `records.Row`) of one partition."""
     from pyspark import TaskContext
 
     _end_with_parent()
     context = TaskContext.get()
     share = context.partitionId() if context is not None else 0
-    tally = answer(job, _chunks(batches), f"p{share}")
-    yield pa.record_batch(
-        [[share], [tally.answered], [tally.failed], [tally.given_up]], schema=_SUMMARY_SCHEMA
-    )
+    tally = answer(job, chunks_of(batches), f"{'alone' if alone else 'p'}{share}", alone=alone)
+    counts = (tally.answered, tally.failed, tally.given_up, tally.set_aside)
+    yield pa.record_batch([[share], *([count] for count in counts)], schema=_SUMMARY_SCHEMA)
 
 
-def _chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[list[Row]]:
+def chunks_of(batches: Iterator[pa.RecordBatch]) -> Iterator[list[Row]]:
+    """Rows out of columns that are called like the fields of `Row`."""
     for batch in batches:
-        columns = (batch.column(name).to_pylist() for name in ("id", "messages", "prompt_tokens"))
+        columns = (batch.column(name).to_pylist() for name in COLUMNS)
         yield [Row(*values) for values in zip(*columns, strict=True)]
 
 

@@ -69,6 +69,8 @@ def _stage(options: argparse.Namespace, settings: Settings) -> Answer:
 
     spec = _spec(options)
     run_id = options.run or _name_of(spec)
+    if getattr(options, "dry_run", False):
+        return _dry_run(spec, run_id, settings)
     if spec is not None:
         _refuse_bad_input(spec, run_id, settings)
     with Ledger(settings.database_url(), settings.sql) as ledger:
@@ -84,6 +86,20 @@ def _stage(options: argparse.Namespace, settings: Settings) -> Answer:
 
         text = f"{table(result.facts['checks'])}\n{text}"
     return Answer(vars(result), text)
+
+
+def _dry_run(spec: RunSpec | None, run_id: str, settings: Settings) -> Answer:
+    """What provision would change; starts no run."""
+    from tasks.gpu import sizing
+    from tasks.gpu.preview import preview
+    from tasks.ledger import Ledger, load
+    from tasks.ledger.claims import facts_of
+
+    with Ledger(settings.database_url(), settings.sql) as ledger:
+        wanted = spec or load(ledger, run_id).spec
+        release = facts_of(ledger, run_id, "convert")
+        needs = sizing.of_facts(release, wanted.serving) if release else None
+        return Answer(*preview(wanted, settings, ledger, run_id, needs))
 
 
 def _refuse_bad_input(spec: RunSpec, run_id: str, settings: Settings) -> None:
@@ -130,6 +146,24 @@ def _status(options: argparse.Namespace, settings: Settings) -> Answer:
             raise InputError("status --log needs --run NAME: logs belong to a run")
         return Answer(*worker_log(settings, options.run, options.log, options.lines))
     return Answer(*status(settings, options.run))
+
+
+def _releases(options: argparse.Namespace, settings: Settings) -> Answer:
+    from tasks.cli import releases
+
+    return Answer(*releases.listing(settings))
+
+
+def _verify_release(options: argparse.Namespace, settings: Settings) -> Answer:
+    from tasks.cli import releases
+
+    return Answer(*releases.verify(settings, options.release))
+
+
+def _remove_release(options: argparse.Namespace, settings: Settings) -> Answer:
+    from tasks.cli import releases
+
+    return Answer(*releases.remove(settings, options.release, force=options.force))
 
 
 def _report(options: argparse.Namespace, settings: Settings) -> Answer:
@@ -202,6 +236,10 @@ def _parser() -> argparse.ArgumentParser:
             metavar="DATE",
             help="what {{ ds }} in the spec means; default: now",
         )
+        if stage.name == "provision":
+            verb.add_argument(
+                "--dry-run", action="store_true", help="show what would change, take and change nothing"
+            )
     report = _verb(verbs, "report", "Rows, tokens and time of a run.", _report)
     report.add_argument("--spec", type=Path, metavar="FILE")
     report.add_argument("--run", metavar="NAME")
@@ -224,6 +262,14 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="with --run: even if its lease is still good",
     )
+    _verb(verbs, "releases", "The releases in this node's store, and who needs them.", _releases)
+    verify = _verb(
+        verbs, "verify-release", "Read every byte of a release against its manifest.", _verify_release
+    )
+    verify.add_argument("release", metavar="ID")
+    remove = _verb(verbs, "remove-release", "Delete a release that nobody needs.", _remove_release)
+    remove.add_argument("release", metavar="ID")
+    remove.add_argument("--force", action="store_true", help="even if an open run is pinned to it")
     _verb(verbs, "migrate", "Bring the ledger's schema up to date.", _migrate)
     return parser
 

@@ -3,8 +3,9 @@
 from typing import Any
 
 from tasks.cli.workers import as_text, read_log, workers_of
-from tasks.errors import InputError
-from tasks.ledger import Ledger
+from tasks.errors import InputError, StageError
+from tasks.gpu import drawing, inventory
+from tasks.ledger import Ledger, leases
 from tasks.settings import Settings
 from tasks.stages import STAGES
 
@@ -12,12 +13,14 @@ _NEWEST = 10
 
 
 def status(settings: Settings, run_id: str | None) -> tuple[dict[str, Any], str]:
-    """The newest runs, or one run with its stages: as a document and as text."""
+    """This node's GPUs and the newest runs, or one run with its stages: as a document and as text."""
     with Ledger(settings.database_url(), settings.sql) as ledger:
         with ledger.transaction() as connection:
             runs = list(ledger.queries.newest_runs(connection, limit=_NEWEST))
         if run_id is None:
-            return {"node": settings.node, "runs": runs}, _runs_as_text(runs)
+            gpus, drawn = _gpus(settings, ledger)
+            document = {"node": settings.node, **gpus, "runs": runs}
+            return document, f"node {settings.node}: {drawn}\n\n{_runs_as_text(runs)}"
         stages, workers = stages_of(ledger, run_id), workers_of(ledger, run_id)
     if not stages and run_id not in {run["run_id"] for run in runs}:
         raise InputError(
@@ -47,6 +50,21 @@ def stages_of(ledger: Ledger, run_id: str) -> list[dict[str, Any]]:
         rows,
         key=lambda row: order.index(row["stage"]) if row["stage"] in order else len(order),
     )
+
+
+def _gpus(settings: Settings, ledger: Ledger) -> tuple[dict[str, Any], str]:
+    """A driver that fails must not hide the runs."""
+    try:
+        there = inventory.read(settings)
+    except StageError as error:
+        return {"gpus": [], "simulated": False, "driver": str(error)}, str(error)
+    held = leases.live_leases(ledger, settings.node)
+    document = {
+        "gpus": drawing.document(there, held),
+        "simulated": there.simulated,
+        "driver": there.driver_version,
+    }
+    return document, drawing.table(there, held)
 
 
 def _runs_as_text(runs: list[dict[str, Any]]) -> str:

@@ -1,18 +1,21 @@
 """Restore: the node's layout as it was before this run, then the end of the run's lease.
 
 Keeps: a lease is not released while a process of the run's pool lives, because its devices would be given to
-another run under it. In this version `provision` changes no layout, so there is none to bring back.
+another run under it, nor while something of the old layout is missing: that is recorded, the lease stays, and a
+later try brings the rest back.
 """
 
 from dataclasses import dataclass
 
 from tasks.contract import Context, Outcome
 from tasks.errors import StageFailed
+from tasks.gpu import cutting
 from tasks.gpu.provision import refuse_other_node
-from tasks.ledger import leases
+from tasks.ledger import Claim, leases
 from tasks.ledger.leases import Lease
 from tasks.node import processes
 from tasks.node.processes import Process
+from tasks.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -43,20 +46,20 @@ def plan(context: Context) -> Plan:
 
 
 def apply(plan: Plan, context: Context) -> None:
-    """Release the lease.
+    """Bring the layout back, then release the lease.
 
     Raises:
-        StageFailed: the pool is not stopped.
+        StageFailed: the pool is not stopped, or something of the old layout is missing.
     """
     assert plan.lease is not None, "apply is not called for a satisfied plan"
-    living = _pool_of(context, len(plan.lease.devices))
+    living = _pool_of(context)
     if living:
         pids = ", ".join(str(process.pid) for process in living)
         raise StageFailed(
             f"process(es) {pids} of this run's pool still live on {', '.join(plan.lease.devices)}: end them "
             f"with `qwen-pipeline stop` first; the lease stays until then"
         )
-    leases.release(context.claim, plan.lease.lease_id, "restored")
+    give_back(context.claim, context.settings, plan.lease, "restored")
 
 
 def verify(context: Context) -> Outcome:
@@ -71,14 +74,34 @@ def verify(context: Context) -> Outcome:
             f"lease {left.lease_id} of run {left.run_id} is still there after restore: something of this run "
             f"took it again; stop that, then restore again"
         )
+    leases.leave_line(context.claim, context.settings.node)
     return Outcome(
-        f"run {context.run.run_id} holds nothing on {context.settings.node}; no layout was changed, so "
-        f"there is none to restore"
+        f"run {context.run.run_id} holds nothing on {context.settings.node}, and the layout of its GPUs is as it was"
     )
 
 
-def _pool_of(context: Context, most_workers: int) -> list[Process]:
-    names = ["keeper", *(f"worker-{number}" for number in range(most_workers))]
-    deployment = context.settings.deployment
-    found = (processes.find(f"{context.run.run_id}/{name}", deployment) for name in names)
-    return sorted({process for each in found for process in each})
+def give_back(claim: Claim, settings: Settings, lease: Lease, reason: str) -> list[str]:
+    """Bring the layout of the lease's GPUs back and release it; returns what was done, in words.
+
+    The caller has made sure that no process of the run uses them.
+
+    Raises:
+        StageFailed: something of the old layout is missing; it is recorded, and the lease stays for a later try.
+    """
+    done, missing = cutting.bring_back(claim, settings, lease)
+    if missing:
+        partial = f"the layout is restored only in part: {'; '.join(missing)}"
+        leases.abandon(claim, lease.lease_id, partial)
+        raise StageFailed(
+            f"{partial}. Lease {lease.lease_id} stays until a later try of `qwen-pipeline restore` or `reap` has "
+            f"brought the rest back"
+        )
+    leases.release(claim, lease.lease_id, reason)
+    return done
+
+
+def _pool_of(context: Context) -> list[Process]:
+    run_id = context.run.run_id
+    pool = (f"{run_id}/keeper", f"{run_id}/worker-")
+    found = processes.find(run_id, context.settings.deployment)
+    return sorted(process for process in found if (processes.part_of(process) or "").startswith(pool))

@@ -1,117 +1,104 @@
-"""From a layout to what each worker gets. Pure: it asks nobody and changes nothing.
+"""From the devices of a lease to what each worker gets. Pure: it asks nobody and changes nothing.
 
 A slot is described by a plain mapping, because it travels as a fact from `provision` to `start`:
 
     {"slot_id": "cpu-0", "kind": "cpu", "cores": [0]}
     {"slot_id": "gpus-0", "kind": "gpus", "uuids": ["GPU-..."]}
+    {"slot_id": "mig-0", "kind": "mig", "uuid": "MIG-...", "gpu": "GPU-...", "profile": "3g.40gb"}
+
+On a simulated node a worker runs on CPU cores, and `stands_for` holds the slot that it would have had.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from tasks.errors import Busy, InputError, StageFailed
-from tasks.gpu.inventory import Gpu, Inventory
-from tasks.spec import CpuLayout, Layout, MigLayout, TensorParallelLayout
+from tasks.errors import InputError, StageFailed
+from tasks.gpu import demand
+from tasks.gpu.inventory import Inventory
+from tasks.gpu.record import Record
+from tasks.spec import CpuLayout, RunSpec, TensorParallelLayout
 
 Slot = dict[str, Any]
 
+_PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "prefill_context_parallel_size")
 
-def devices_for(
-    layout: Layout, inventory: Inventory, cores: Sequence[int], taken: frozenset[str] = frozenset()
-) -> tuple[str, ...]:
-    """The devices to lease for `layout`: `cpu:CORE`, or UUIDs of GPUs.
 
-    Args:
-        cores: what this process may use.
-        taken: devices that other runs hold; a layout that leaves the choice open avoids them.
+def cpu_devices(layout: CpuLayout, cores: Sequence[int]) -> tuple[str, ...]:
+    """The devices to lease, as `cpu:CORE`: all of them, because more cores than workers make each worker faster.
 
     Raises:
-        InputError: the node does not have what the layout asks for.
-        StageFailed: the layout is possible, but not in this version.
-        Busy: enough devices exist, but others hold them.
+        InputError: there are fewer cores than workers.
     """
-    if isinstance(layout, CpuLayout):
-        if layout.cpu > len(cores):
-            raise InputError(
-                f"layout.cpu: {layout.cpu} workers need as many cores, and this process may use "
-                f"{len(cores)}; ask for {len(cores)} or fewer"
-            )
-        # All of them: more cores than workers make each worker faster.
-        return tuple(f"cpu:{core}" for core in cores)
-    if not inventory.gpus:
-        field = "mig" if isinstance(layout, MigLayout) else "tensor_parallel"
+    if layout.cpu > len(cores):
         raise InputError(
-            f"layout.{field}: the layout asks for GPUs, and there are none ({inventory.why}). This node has "
-            f"{len(cores)} CPU core(s): `layout: {{cpu: N}}` with N up to {len(cores)} uses those"
+            f"layout.cpu: {layout.cpu} workers need as many cores, and this process may use {len(cores)}; ask for "
+            f"{len(cores)} or fewer"
         )
-    if isinstance(layout, MigLayout):
-        raise StageFailed(
-            "layout.mig: cutting GPUs with MIG is not in this version yet; `layout: {tensor_parallel: 1}` "
-            "uses full GPUs"
-        )
-    return tuple(gpu.uuid for gpu in _full_gpus(layout, inventory, taken))
+    return tuple(f"cpu:{core}" for core in cores)
 
 
-def slots_of(layout: Layout, devices: Sequence[str]) -> list[Slot]:
-    """One slot a worker, from the devices that the run has leased.
+def cpu_slots(layout: CpuLayout, devices: Sequence[str]) -> list[Slot]:
+    """Cores split evenly: with 5, 2 workers get 3 and 2. Neighbours stay together, because they share caches."""
+    cores = sorted(int(device.removeprefix("cpu:")) for device in devices)
+    return [
+        {"slot_id": f"cpu-{number}", "kind": "cpu", "cores": part}
+        for number, part in enumerate(_split(cores, layout.cpu))
+    ]
 
-    Cores are split evenly: with 5 cores, 2 workers get 3 and 2. Neighbours stay together, because they share
-    caches.
+
+def full_gpu_slots(layout: TensorParallelLayout, uuids: Sequence[str], there: Inventory) -> list[Slot]:
+    """One for each group of GPUs; a group shares NVLink where that is possible."""
+    grouped = demand.groups(uuids, layout.tensor_parallel, there)
+    return [
+        {"slot_id": f"gpus-{number}", "kind": "gpus", "uuids": list(group)}
+        for number, group in enumerate(grouped)
+    ]
+
+
+def mig_slots(records: Mapping[str, Record], there: Inventory) -> list[Slot]:
+    """One for each MIG device that the lease uses, in order of GPU and place.
+
+    Raises:
+        StageFailed: one of them is not there.
     """
-    if isinstance(layout, CpuLayout):
-        cores = sorted(int(device.removeprefix("cpu:")) for device in devices)
-        return [
-            {"slot_id": f"cpu-{number}", "kind": "cpu", "cores": part}
-            for number, part in enumerate(_split(cores, layout.cpu))
-        ]
-    if isinstance(layout, TensorParallelLayout):
-        size = layout.tensor_parallel
-        return [
-            {"slot_id": f"gpus-{start // size}", "kind": "gpus", "uuids": list(devices[start : start + size])}
-            for start in range(0, len(devices), size)
-        ]
-    raise StageFailed("layout.mig: cutting GPUs with MIG is not in this version yet")
+    slots: list[Slot] = []
+    for gpu in there.gpus:
+        if gpu.uuid not in records:
+            continue
+        for spot in sorted(records[gpu.uuid].target.spots):
+            device = next((one for one in gpu.instances if spot.is_met_by(one)), None)
+            if device is None:
+                raise StageFailed(f"{spot} is not on {gpu} (any more): provision again")
+            place = {"gpu": gpu.uuid, "profile": device.name}
+            uuid = device.compute[0].uuid
+            slots.append({"slot_id": f"mig-{len(slots)}", "kind": "mig", "uuid": uuid, **place})
+    return slots
 
 
-def _full_gpus(layout: TensorParallelLayout, inventory: Inventory, taken: frozenset[str]) -> Sequence[Gpu]:
-    chosen = _chosen(layout, inventory, taken)
-    if len(chosen) % layout.tensor_parallel:
-        raise InputError(
-            f"layout.gpus: {len(chosen)} GPU(s) cannot be grouped by {layout.tensor_parallel} "
-            f"(layout.tensor_parallel) without a remainder"
-        )
-    cut = [str(gpu.index) for gpu in chosen if gpu.mig_mode]
-    if cut:
-        raise StageFailed(
-            f"layout.tensor_parallel: full GPUs need MIG off, and it is on for GPU {', '.join(cut)}; "
-            f"switching it is not in this version yet: `nvidia-smi -i INDEX -mig 0`, or choose others with "
-            f"layout.gpus"
-        )
-    return chosen
+def on_cpu(slots: Sequence[Slot], cores: Sequence[int]) -> list[Slot]:
+    """For a simulated node: the same slots, each on its part of the CPU cores. More slots than cores share them."""
+    parts = _split(list(cores), len(slots)) if len(slots) <= len(cores) else [[core] for core in cores]
+    return [
+        {"slot_id": slot["slot_id"], "kind": "cpu", "cores": parts[number % len(parts)], "stands_for": slot}
+        for number, slot in enumerate(slots)
+    ]
 
 
-def _chosen(layout: TensorParallelLayout, inventory: Inventory, taken: frozenset[str]) -> Sequence[Gpu]:
-    there = inventory.gpus
-    if layout.gpus == "all":
-        return there
-    if isinstance(layout.gpus, list):
-        missing = sorted(set(layout.gpus) - {gpu.index for gpu in there})
-        if missing:
+def refuse_parallel_workers(spec: RunSpec) -> None:
+    """A MIG device is served by one worker alone.
+
+    Raises:
+        InputError: `serving.extra_args` asks for more.
+    """
+    if isinstance(spec.layout, (CpuLayout, TensorParallelLayout)):
+        return
+    for name, value in spec.serving.extra_args.items():
+        if name.lstrip("-").replace("-", "_") in _PARALLEL and value != 1:
             raise InputError(
-                f"layout.gpus: there is no GPU {', '.join(map(str, missing))} on this node; it has "
-                f"{', '.join(str(gpu.index) for gpu in there)}"
+                f"serving.extra_args.{name}: a MIG device is served by one worker alone, because NVIDIA does not "
+                f"support NCCL between MIG devices; remove it, or use full GPUs with layout.tensor_parallel"
             )
-        return [gpu for gpu in there if gpu.index in layout.gpus]
-    if layout.gpus > len(there):
-        raise InputError(f"layout.gpus: {layout.gpus} GPUs are asked for, and this node has {len(there)}")
-    free = [gpu for gpu in there if gpu.uuid not in taken]
-    if layout.gpus > len(free):
-        raise Busy(
-            f"{layout.gpus} GPUs are asked for (layout.gpus), and {len(free)} of {len(there)} are not leased "
-            f"to another run; try again when one has ended (`qwen-pipeline status` shows them)"
-        )
-    return free[: layout.gpus]
 
 
 def _split(cores: Sequence[int], parts: int) -> list[list[int]]:

@@ -22,7 +22,7 @@ Outcome = Literal["done", "nothing to do", "failed"]
 
 _CLAIM_HAS_ENDED = "QP001"
 
-_KEEPS_CLOSED = frozenset({"reap"})
+_KEEPS_CLOSED = frozenset({"reap", "remove"})
 """A closed run is open again once somebody works for it; giving back what it held is no work. Killed in the
 middle, it would leave the run open, and its lease with it."""
 

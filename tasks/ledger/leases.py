@@ -5,6 +5,8 @@ Keeps:
   indexes);
 - an expired or abandoned lease is still live: processes may still sit on its devices. The same run may come
   back for it; anybody else is busy until restore or the reaper has ended those processes and released it;
+- runs that want the same devices get them in order of arrival: a run that waits keeps its place in line by
+  asking again, and nobody takes a device that one before it may take;
 - every write is under a claim of the run that the lease belongs to.
 """
 
@@ -62,6 +64,45 @@ def take(claim: Claim, node: str, devices: Sequence[str], lease_s: float) -> Lea
         with suppress(_ChangedHands, UniqueViolation):
             return _try_to_take(claim, node, wanted, lease_s)
     raise Busy(f"{', '.join(wanted)} of {node} change hands faster than they can be taken; try again")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run stands in line for devices of a node."""
+
+    number: int
+    """1: nobody is before it."""
+    behind: tuple[str, ...]
+    """The runs before it, the first one first."""
+
+
+def stand_in_line(claim: Claim, node: str, devices: Sequence[str], place_s: float) -> Place:
+    """Get in line for devices of `node`, or keep the place for another `place_s` seconds.
+
+    Args:
+        devices: all that the run may take, however many of them it wants.
+
+    Raises:
+        Fenced: the claim has ended.
+    """
+    run = {"node": node, "run_id": claim.run_id}
+    wanted = sorted(set(devices))
+    with claim.writing() as connection:
+        queries = claim.ledger.queries
+        queries.lock_line(connection, node=node)
+        queries.keep_place(connection, **run, devices=wanted, place_s=place_s)
+        ahead = tuple(row["run_id"] for row in queries.ahead_in_line(connection, **run, devices=wanted))
+    return Place(len(ahead) + 1, ahead)
+
+
+def leave_line(claim: Claim, node: str) -> None:
+    """Give the place in line up.
+
+    Raises:
+        Fenced: the claim has ended.
+    """
+    with claim.writing() as connection:
+        claim.ledger.queries.leave_line(connection, run_id=claim.run_id, node=node)
 
 
 def renew(claim: Claim, lease_id: int, lease_s: float) -> datetime:
@@ -153,10 +194,17 @@ def _try_to_take(claim: Claim, node: str, devices: tuple[str, ...], lease_s: flo
         if own:
             queries.hold_again(connection, lease_id=own[0].lease_id, run_id=claim.run_id, lease_s=lease_s)
         else:
+            ahead = [row["run_id"] for row in queries.ahead_in_line(connection, **run, devices=list(devices))]
+            if ahead:
+                raise Busy(
+                    f"{', '.join(devices)} of {node}: {len(ahead)} run(s) wait before this one, first {ahead[0]}; "
+                    f"try again, the place in line is kept for a while"
+                )
             lease_id = queries.insert_lease(connection, **run, lease_s=lease_s)
             wanted = {"lease_id": lease_id, "node": node, "devices": list(devices)}
             if queries.insert_lease_devices(connection, **wanted) != len(devices):
                 raise _held_by_others(node, list(queries.holders_of_devices(connection, **wanted)))
+        queries.leave_line(connection, **run)
         (row,) = queries.live_leases(connection, **run)
         return _lease(row)
 

@@ -135,6 +135,16 @@ def find(part: str | None = None, deployment: str | None = None) -> list[Process
     return found
 
 
+def part_of(process: Process) -> str | None:
+    """The part in the process's environment; None when it is gone or has overwritten it."""
+    try:
+        marks = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    prefix = f"{PART}=".encode()
+    return next((mark.removeprefix(prefix).decode() for mark in marks if mark.startswith(prefix)), None)
+
+
 def end(processes: Iterable[Process], grace_s: float) -> list[Process]:
     """SIGTERM, then SIGKILL after `grace_s`, each through a pidfd, so that no other process is ever hit.
 

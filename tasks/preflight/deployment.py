@@ -116,6 +116,8 @@ def _cuda(settings: Settings) -> str:
     there = inventory.read(settings)
     if there.cuda_version is None:
         return there.why  # the layout's own check says what that means
+    if there.simulated:
+        return f"{there.describe()}: workers run on CPU cores in their stead"
     torch = _torch_version(settings.python_serving)
     build = re.search(r"\+cu(\d+)(\d)$", torch)
     if torch.endswith("+cpu"):

@@ -1,14 +1,19 @@
 """Checks of what the layout asks of this node, and of what the converted model asks of the layout."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from tasks.contract import Context
 from tasks.errors import InputError
-from tasks.gpu import inventory
-from tasks.gpu.provision import refuse_other_node
-from tasks.gpu.slots import devices_for, slots_of
+from tasks.gpu import demand, inventory, sizing
+from tasks.gpu.inventory import Gpu, Inventory
+from tasks.gpu.provision import ask, refuse_other_node
+from tasks.gpu.sizing import Estimate
+from tasks.gpu.slots import cpu_devices, refuse_parallel_workers
+from tasks.ledger import leases
 from tasks.preflight.check import Check, look
-from tasks.spec import CpuLayout
+from tasks.preflight.model import release_on_disk
+from tasks.spec import CpuLayout, TensorParallelLayout
 
 _GIB = 1 << 30
 
@@ -25,6 +30,8 @@ def layout_checks(context: Context) -> list[Check]:
     ]
     if isinstance(layout, CpuLayout):
         checks.append(look("layout.cpu", "memory for every worker", lambda: _memory(context, layout)))
+    else:
+        checks.append(look("layout.memory", "a device holds a worker", lambda: _device_memory(context)))
     return checks
 
 
@@ -35,8 +42,20 @@ def workers(context: Context) -> int:
         StageError: the layout does not fit this node.
     """
     layout = context.run.spec.layout
-    devices = devices_for(layout, inventory.read(context.settings), inventory.available_cores())
-    return len(slots_of(layout, devices))
+    if isinstance(layout, CpuLayout):
+        cpu_devices(layout, inventory.available_cores())
+        return layout.cpu
+    asked = ask(layout, inventory.read(context.settings), needs_of(context))
+    if isinstance(layout, TensorParallelLayout):
+        return asked.how_many // layout.tensor_parallel
+    each = [sum(counts.values()) for counts in asked.counts.values()]
+    return sum(sorted(each, reverse=True)[: asked.how_many])
+
+
+def needs_of(context: Context) -> Estimate | None:
+    """The memory of one worker on a GPU: of the release, or, before it is made, guessed from the download."""
+    found = release_on_disk(context)
+    return sizing.of_folder(found.folder, found.weights_bytes, context.run.spec.serving) if found else None
 
 
 def _right_node(context: Context) -> str:
@@ -45,9 +64,55 @@ def _right_node(context: Context) -> str:
 
 
 def _devices(context: Context) -> str:
-    there, cores = inventory.read(context.settings), inventory.available_cores()
-    devices_for(context.run.spec.layout, there, cores)
-    return f"{there.describe()}; {len(cores)} CPU core(s)"
+    layout, there, cores = (
+        context.run.spec.layout,
+        inventory.read(context.settings),
+        inventory.available_cores(),
+    )
+    refuse_parallel_workers(context.run.spec)
+    notes: tuple[str, ...] = ()
+    if isinstance(layout, CpuLayout):
+        cpu_devices(layout, cores)
+    else:
+        needs = needs_of(context)
+        if needs is None and getattr(layout, "mig", None) == "auto" and there.gpus:
+            return f"{there.describe()}; what `auto` comes to is known once the model is downloaded"
+        asked = ask(layout, there, needs)
+        notes = asked.notes
+        if not _is_leased(context, there):
+            demand.pick(asked, there)
+    return "; ".join([there.describe(), f"{len(cores)} CPU core(s)", *notes])
+
+
+def _is_leased(context: Context, there: Inventory) -> bool:
+    """Whether a run works on these GPUs, perhaps this one: then what is in use there now says nothing."""
+    held = leases.live_leases(context.claim.ledger, context.settings.node)
+    return any(there.gpu(device) is not None for lease in held for device in lease.devices)
+
+
+def _device_memory(context: Context) -> str:
+    """By the estimate from which an `auto` layout is made."""
+    layout, needs = context.run.spec.layout, needs_of(context)
+    there = inventory.read(context.settings)
+    if needs is None or isinstance(layout, CpuLayout) or not there.gpus:
+        return "not known before the model is downloaded" if needs is None else "no GPU"
+    asked = ask(layout, there, needs)
+    smallest = min(_device_bytes(gpu, asked.counts.get(gpu.uuid), asked.group) for gpu in asked.candidates)
+    if not needs.can_start(smallest):
+        field = "layout.tensor_parallel" if isinstance(layout, TensorParallelLayout) else "layout.mig"
+        raise InputError(
+            f"{field}: a device of {smallest / _GIB:.1f} GiB does not hold a worker: {needs.describe()}; use larger "
+            f"devices, lower serving.max_model_len or max_num_seqs, or convert to a smaller scheme"
+        )
+    room = "" if needs.fits(smallest) else "; sequences will wait for KV cache"
+    return f"{smallest / _GIB:.1f} GiB a device; {needs.describe()}{room}"
+
+
+def _device_bytes(gpu: Gpu, counts: Mapping[str, int] | None, group: int) -> int:
+    if counts is None:
+        return gpu.memory_bytes * group
+    known = {profile.name: profile.memory_mb for profile in gpu.cut.profiles}
+    return min((known[name.removeprefix("MIG ")] << 20 for name in counts if name in known), default=0)
 
 
 def _memory(context: Context, layout: CpuLayout) -> str:

@@ -1,6 +1,8 @@
 """Checks of the pinned model: what is downloaded fits the conversion, what is not fits the disk."""
 
 import shutil
+from dataclasses import dataclass
+from pathlib import Path
 
 from tasks.contract import Context
 from tasks.errors import StageFailed, Unavailable
@@ -19,6 +21,35 @@ def model_checks(context: Context) -> list[Check]:
     if context.run.spec.convert.scheme == "awq" and _is_downloaded(context):
         checks.append(look("convert.group_size", "divides every layer", lambda: _group_size(context)))
     return checks
+
+
+@dataclass(frozen=True)
+class OnDisk:
+    """A checkpoint whose size is known."""
+
+    folder: Path
+    weights_bytes: int
+    """Of the release; a guess where only the download is there."""
+
+
+def release_on_disk(context: Context) -> OnDisk | None:
+    """The release, or the download with a guess of what it becomes; None when neither is there."""
+    settings, spec, pins = context.settings, context.run.spec, context.run.pins
+    for release in [store.release_folder(settings, pins["release_id"])] if "release_id" in pins else []:
+        manifest = store.read_manifest(release / store.MANIFEST)
+        if manifest is not None:
+            return OnDisk(release, manifest.bytes)
+    if "commit" not in pins:
+        return None
+    folder = store.download_folder(settings, spec.model.repo, pins["commit"])
+    manifest = store.read_manifest(folder / store.DOWNLOAD_MANIFEST)
+    if manifest is None:
+        return None
+    return OnDisk(folder, int(manifest.bytes * _SHARE[spec.convert.scheme]))
+
+
+_SHARE = {"none": 1.0, "fp8": 0.6, "fp8_block": 0.6, "awq": 0.45}
+"""Bytes of a release over those of its 16-bit download, rounded up: embeddings stay as they are."""
 
 
 def _disk(context: Context) -> str:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from tasks.errors import InputError
@@ -12,7 +13,8 @@ from tasks.spec import Batch, RunSpec
 
 def spec_checks(spec: RunSpec, settings: Settings) -> list[Check]:
     """All of them. A path with an open `{{ date }}` is left out; it is checked once the run has started."""
-    batch, calibration = spec.batch, spec.convert.calibration
+    batch = spec.batch
+    texts = {"convert.calibration": spec.convert.calibration, "convert.gate.texts": spec.convert.gate.texts}
     checks = [
         look("batch.sampling.max_tokens", "less than serving.max_model_len", lambda: _answers_fit(spec)),
         look("serving.extra_args", "flags of the installed vLLM", lambda: _flags(spec, settings)),
@@ -23,10 +25,9 @@ def spec_checks(spec: RunSpec, settings: Settings) -> list[Check]:
             "batch.output", batch.output, "a folder that can be written", lambda: _writable(batch.output)
         ),
     ]
-    if calibration is not None:
-        checks += _of_path(
-            "convert.calibration", calibration, "a file of texts", lambda: _calibration(calibration)
-        )
+    for field, path in texts.items():
+        if path is not None:
+            checks += _of_path(field, path, "a file of texts", partial(_texts, field, path))
     return checks
 
 
@@ -68,10 +69,8 @@ def _writable(output: str) -> str:
     return str(there) if there == path else f"{there}, in which it will be made"
 
 
-def _calibration(calibration: str) -> str:
-    path = Path(calibration)
+def _texts(field: str, name: str) -> str:
+    path = Path(name)
     if not path.is_file():
-        raise InputError(
-            f"convert.calibration: there is no file {path}; leave it out to use the built-in texts"
-        )
+        raise InputError(f"{field}: there is no file {path}; leave it out to use the built-in texts")
     return f"{path}, {path.stat().st_size} bytes"

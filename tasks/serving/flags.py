@@ -16,6 +16,7 @@ log = logging.getLogger(__name__)
 
 _OURS = {
     "model": "model.repo and model.revision say which weights",
+    "trust-remote-code": "code of a repository is never run",
     "model-tag": "model.repo and model.revision say which weights",
     "host": "the setting serve_host says where workers listen",
     "port": "ports come from the setting port_range",

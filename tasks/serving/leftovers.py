@@ -31,7 +31,7 @@ def workers(run_id: str, leaders: Iterable[Process] = ()) -> list[Process]:
     marked = {
         process
         for process in processes.find(run_id)
-        if (part := part_of(process)) is not None and part.startswith(f"{run_id}/worker-")
+        if (part := processes.part_of(process)) is not None and part.startswith(f"{run_id}/worker-")
     }
     return sorted(marked.union(*(session_of(leader) for leader in leaders)))
 
@@ -46,7 +46,7 @@ def runs() -> set[str]:
     """Runs, known to the ledger or not, of which a keeper or a worker lives on this host."""
     found = set()
     for process in processes.find():
-        match = _POOL_PART.match(part_of(process) or "")
+        match = _POOL_PART.match(processes.part_of(process) or "")
         if match:
             found.add(match["run_id"])
     return found
@@ -71,16 +71,6 @@ def session_of(leader: Process) -> list[Process]:
             if process is not None and process.start_ticks >= leader.start_ticks:
                 members.append(process)
     return members
-
-
-def part_of(process: Process) -> str | None:
-    """The part in the process's environment; None when it is gone or has overwritten it."""
-    try:
-        marks = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return None
-    prefix = f"{processes.PART}=".encode()
-    return next((mark.removeprefix(prefix).decode() for mark in marks if mark.startswith(prefix)), None)
 
 
 def end(

@@ -44,7 +44,11 @@ def parse(document: Mapping[str, Any], source: str = "the spec") -> RunSpec:
 def _place(location: tuple[int | str, ...]) -> str:
     # Tags of the layout's union are pydantic's, not the user's.
     parts = list(location)
-    if parts[:1] == ["layout"] and len(parts) > 2 and parts[1] in ("mig", "tensor_parallel", "cpu"):
+    if (
+        parts[:1] == ["layout"]
+        and len(parts) > 2
+        and parts[1] in ("mig", "mig_parted", "tensor_parallel", "cpu")
+    ):
         del parts[1]
     return ".".join(str(part) for part in parts) or "(whole document)"
 

@@ -12,7 +12,7 @@ Column = Annotated[str, Field(min_length=1, max_length=128)]
 Duration = Annotated[str, Field(pattern=r"^[1-9][0-9]*[smhd]$", examples=["90m", "6h"])]
 
 
-class _Part(BaseModel):
+class Part(BaseModel):
     """A part of the spec: frozen, strict about its fields, documented by its attribute docstrings."""
 
     model_config = ConfigDict(
@@ -24,39 +24,90 @@ class _Part(BaseModel):
     )
 
 
-class Model(_Part):
+class Model(Part):
     """Which weights."""
 
-    repo: str = Field(min_length=1, examples=["Qwen/Qwen3.5-9B"])
-    """A repository on the hub (`owner/name`)."""
+    repo: str = Field(min_length=1, examples=["Qwen/Qwen3.5-9B", "/models/qwen3.5-9b", "release:ID"])
+    """A repository on the hub (`owner/name`), a folder on the node (`/path`), or a release in its store
+    (`release:ID`; `convert` then says nothing but its `gate`)."""
     revision: str = Field(default="main", min_length=1)
     """A branch, tag or commit; pinned to a commit when the run first starts."""
 
 
-class Convert(_Part):
+class Gate(Part):
+    """What a converted release must hold to be published; null is the scheme's own limit (docs/weights.md)."""
+
+    max_perplexity_ratio: float | None = Field(default=None, gt=1.0)
+    """Perplexity of the release over that of the base, on held-out texts."""
+    max_kl: float | None = Field(default=None, gt=0.0)
+    """Mean KL divergence of the release's next token from the base's, in nats a token."""
+    max_weight_error: float | None = Field(default=None, gt=0.0)
+    """Of any one layer: norm of the difference to the base's matrix over the norm of that matrix."""
+    texts: str | None = Field(default=None, min_length=1, examples=["/data/held-out.jsonl"])
+    """Held-out texts, in a file like `calibration`'s; null: documentation texts that calibration never sees."""
+    tokens: int = Field(default=2048, ge=256, le=16_384)
+    """How many tokens of them are measured on."""
+
+
+class Convert(Part):
     """How the weights are stored and computed with."""
 
     scheme: Literal["none", "fp8", "fp8_block", "awq"] = "awq"
-    """`awq`: 4-bit weights. `fp8`: 8-bit floats, activations scaled per token. `none`: as downloaded."""
+    """`awq`: 4-bit weights. `fp8`: 8-bit floats, activations scaled per token. `fp8_block`: 8-bit floats, a scale
+    for each 128 x 128 weights. `none`: as downloaded."""
     group_size: Literal[32, 64, 128] = 128
     """Weights that share one scale (awq only); must divide the input size of every layer."""
+    symmetric: bool = False
+    """Whether 4-bit values are spread evenly around zero (awq only): a little smaller and a little less exact."""
+    converter: Literal["llm-compressor", "autoawq"] = "llm-compressor"
+    """What makes awq. `autoawq` knows Qwen2, Qwen2.5 and dense Qwen3 only, and needs its own environment."""
     calibration: str | None = Field(default=None, min_length=1, examples=["/data/calibration.jsonl"])
     """Texts that awq measures activations on: a .jsonl or .parquet file with a column `text`, or a .txt file;
     best like the prompts to come. null: the documentation texts that ship with Python."""
     calibration_tokens: int = Field(default=4096, ge=256, le=1_000_000)
     """How many tokens of those texts awq looks at; its time grows with them."""
+    gate: Gate = Gate()
+    """What the release must hold to be published."""
 
 
-class MigLayout(_Part):
+class MigLayout(Part):
     """Cut GPUs into MIG devices; one worker each."""
 
-    mig: dict[str, Annotated[int, Field(ge=1, le=7)]] = Field(min_length=1, examples=[{"3g.40gb": 2}])
-    """Profile name, as the driver calls it, to how many of it on each GPU."""
+    mig: Literal["auto"] | Annotated[dict[str, Annotated[int, Field(ge=1, le=7)]], Field(min_length=1)] = (
+        Field(examples=[{"3g.40gb": 2}])
+    )
+    """Profile name, as the driver calls it, to how many of it on each GPU. `auto`: as many as go of the smallest
+    profile that holds the release, the KV cache of max_num_seqs sequences of max_model_len, and what vLLM needs
+    besides; `preflight` shows the numbers."""
     gpus: Literal["all"] | Annotated[int, Field(ge=1)] | list[Annotated[int, Field(ge=0)]] = "all"
-    """All GPUs, a number of them, or their indices."""
+    """All GPUs, a number of them, or their indices. With a number, the best free ones are taken."""
+    replace_foreign: bool = False
+    """Whether idle instances that somebody else made may be destroyed where they are in the way. They are made
+    again afterwards, with new UUIDs."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_worker_per_device(cls, value: Any) -> Any:
+        if isinstance(value, dict) and "tensor_parallel" in value:
+            raise ValueError(
+                "a MIG device is served by one worker alone, because NVIDIA does not support NCCL between MIG "
+                "devices: remove layout.tensor_parallel, or remove layout.mig and use full GPUs"
+            )
+        return value
 
 
-class TensorParallelLayout(_Part):
+class MigPartedLayout(Part):
+    """Cut GPUs as a configuration of NVIDIA's mig-parted says; one worker for each MIG device."""
+
+    mig_parted: str = Field(min_length=1, examples=["/etc/nvidia-mig-manager/config.yaml"])
+    """A configuration file of mig-parted, version v1, on the node."""
+    config: str = Field(min_length=1, examples=["all-balanced"])
+    """Which of its mig-configs. GPUs that it leaves without MIG are not used."""
+    replace_foreign: bool = False
+    """As for `mig`."""
+
+
+class TensorParallelLayout(Part):
     """Full GPUs, grouped; one worker for each group."""
 
     tensor_parallel: int = Field(ge=1, le=16)
@@ -65,7 +116,7 @@ class TensorParallelLayout(_Part):
     """All GPUs, a number of them, or their indices."""
 
 
-class CpuLayout(_Part):
+class CpuLayout(Part):
     """No GPU: workers on CPU cores. For a laptop and for tests; slow."""
 
     cpu: int = Field(ge=1, le=64)
@@ -74,23 +125,25 @@ class CpuLayout(_Part):
 
 def _layout_kind(value: Any) -> str | None:
     fields = value if isinstance(value, dict) else getattr(value, "model_fields_set", ())
-    kinds = [kind for kind in ("mig", "tensor_parallel", "cpu") if kind in fields]
+    kinds = [kind for kind in ("mig", "mig_parted", "tensor_parallel", "cpu") if kind in fields]
     return kinds[0] if kinds else None
 
 
 Layout = Annotated[
     Annotated[MigLayout, Tag("mig")]
+    | Annotated[MigPartedLayout, Tag("mig_parted")]
     | Annotated[TensorParallelLayout, Tag("tensor_parallel")]
     | Annotated[CpuLayout, Tag("cpu")],
     Discriminator(
         _layout_kind,
         custom_error_type="layout",
-        custom_error_message="a layout is one of {mig: {PROFILE: COUNT}}, {tensor_parallel: N} or {cpu: N}",
+        custom_error_message="a layout is one of {mig: {PROFILE: COUNT}}, {mig: auto}, "
+        "{mig_parted: FILE, config: NAME}, {tensor_parallel: N} or {cpu: N}",
     ),
 ]
 
 
-class Serving(_Part):
+class Serving(Part):
     """How each worker serves the release."""
 
     max_model_len: int = Field(default=4096, ge=16)
@@ -121,7 +174,7 @@ class Serving(_Part):
     """Further flags of `vllm serve`, without dashes; checked against what the installed vLLM knows."""
 
 
-class Sampling(_Part):
+class Sampling(Part):
     """How answers are drawn."""
 
     max_tokens: int = Field(default=512, ge=1)
@@ -136,49 +189,93 @@ class Sampling(_Part):
 
 _ONE_SOURCE_OF_TEXT: dict[str, Any] = {
     "oneOf": [
+        *(
+            {
+                "required": [one],
+                "properties": {
+                    one: {"type": "string"},
+                    other: {"type": "null"},
+                    "format": {"const": "table"},
+                },
+            }
+            for one, other in (("prompt", "messages"), ("messages", "prompt"))
+        ),
         {
-            "required": [one],
-            "properties": {one: {"type": "string"}, other: {"type": "null"}},
-        }
-        for one, other in (("prompt", "messages"), ("messages", "prompt"))
+            "required": ["format"],
+            "properties": {
+                "format": {"const": "openai_batch"},
+                **{
+                    name: {"type": "null"}
+                    for name in ("prompt", "messages", "system", "row_sampling", "row_schema")
+                },
+            },
+        },
     ]
 }
 """The same rule as the validator's, for those who check against the JSON schema alone."""
 
 
-class Batch(_Part):
+class Batch(Part):
     """The rows: where they come from, what is asked, where answers go."""
 
     model_config = ConfigDict(json_schema_extra=_ONE_SOURCE_OF_TEXT)
 
     input: str = Field(min_length=1, examples=["/prompts/{{ ds }}/"])
-    """A parquet or JSONL file, or a folder of them. `{{ ds }}` is the run's date."""
+    """A parquet or JSONL file, a folder of them, or a glob. `{{ ds }}` is the run's date."""
+    format: Literal["table", "openai_batch"] = "table"
+    """`table`: columns as named below. `openai_batch`: JSONL of requests for OpenAI's batch API; `custom_id` is
+    the id, `body` the chat with its own sampling and schema; its `model` is not looked at."""
     output: str = Field(min_length=1, examples=["/answers/{{ ds }}/"])
     """A folder; answers and their manifest are published there."""
+    also: list[Literal["jsonl", "openai_batch"]] = []
+    """Answers are published as parquet; also in these formats."""
     id: Column = "row_id"
     """The column that names a row; unique and never null."""
+    bad_ids: Literal["refuse", "keep_apart"] = "refuse"
+    """Rows without an id, or with another row's. `refuse`: bad input, with examples. `keep_apart`: they get ids of
+    their own (`row-7`, `ID#2`: the seventh row, the second row of that id); rows are never merged."""
     prompt: Column | None = None
     """The column with the prompt text; exactly one of `prompt` and `messages`."""
     messages: Column | None = None
     """The column with a chat: a list of {role, content}."""
     system: str | None = None
     """A system message before every `prompt`."""
+    session: Column | None = None
+    """The column that names a conversation, or null for a row that stands alone. Rows of one session are its turns,
+    in the input's order; each is asked with the turns before it and their answers."""
     sampling: Sampling = Sampling()
+    row_sampling: Column | None = None
+    """The column with a row's own sampling: an object (or its JSON) with some of the fields of `sampling`."""
     answer_schema: dict[str, Any] | None = Field(default=None, alias="schema")
     """JSON schema that every answer must satisfy."""
+    row_schema: Column | None = None
+    """The column with a row's own JSON schema (an object or its JSON), in place of `schema`; null: `schema`."""
+    too_long: Literal["fail", "truncate"] = "fail"
+    """A prompt that does not fit beside its answer. `fail`: a typed error, without asking. `truncate`: the engine
+    keeps its last tokens."""
 
     @model_validator(mode="after")
     def _one_source_of_text(self) -> "Batch":
+        if self.format == "openai_batch":
+            columns = ("prompt", "messages", "system", "row_sampling", "row_schema")
+            named = [name for name in columns if getattr(self, name) is not None]
+            if named:
+                raise ValueError(
+                    f"leave out {', '.join(named)}: an openai_batch says in each row what is asked"
+                )
+            return self
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("name exactly one of `prompt` (a text column) and `messages` (a chat column)")
         return self
 
 
-class Limits(_Part):
+class Limits(Part):
     """When a run stops itself, and what it may publish."""
 
     deadline: Duration = "6h"
     """From the run's start; what is not started by then stays not started."""
+    wait: Duration = "12h"
+    """How long the run may wait for what another one holds: devices, or the same batch. It holds nothing then."""
     max_tokens: int | None = Field(default=None, ge=1)
     """Prompt and answer tokens that the run may spend in all."""
     max_row_error_rate: float = Field(default=0.02, ge=0.0, le=1.0)
@@ -189,10 +286,19 @@ class Limits(_Part):
     @property
     def deadline_s(self) -> int:
         """`deadline` in seconds."""
-        return int(self.deadline[:-1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[self.deadline[-1]]
+        return _seconds(self.deadline)
+
+    @property
+    def wait_s(self) -> int:
+        """`wait` in seconds."""
+        return _seconds(self.wait)
 
 
-class RunSpec(_Part):
+def _seconds(duration: str) -> int:
+    return int(duration[:-1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[duration[-1]]
+
+
+class RunSpec(Part):
     """Everything a run needs."""
 
     version: Literal[1] = 1

@@ -6,6 +6,8 @@ Airflow checks every Param against its own schema, so references are written out
 from functools import cache
 from typing import Any
 
+from pydantic import BaseModel
+
 from tasks.spec.model import RunSpec
 
 _ONLY_AN_EXAMPLE: dict[str, Any] = {
@@ -22,19 +24,19 @@ _ONLY_AN_EXAMPLE: dict[str, Any] = {
 
 
 @cache
-def json_schema() -> dict[str, Any]:
+def json_schema(spec: type[BaseModel] = RunSpec) -> dict[str, Any]:
     """The schema of the whole document, references written out. Shared: do not change it."""
-    schema = RunSpec.model_json_schema(by_alias=True)
+    schema = spec.model_json_schema(by_alias=True)
     definitions = schema.pop("$defs", {})
     written_out = _write_out(schema, definitions)
     assert isinstance(written_out, dict)
     return written_out
 
 
-def fields() -> dict[str, tuple[Any, dict[str, Any]]]:
+def fields(spec: type[BaseModel] = RunSpec) -> dict[str, tuple[Any, dict[str, Any]]]:
     """For each top-level field: its first value in the form, and its JSON schema."""
     result = {}
-    for name, schema in json_schema()["properties"].items():
+    for name, schema in json_schema(spec)["properties"].items():
         default = _ONLY_AN_EXAMPLE.get(name, schema.get("default"))
         result[name] = (
             default,

@@ -1,102 +1,99 @@
-"""One conversion: the job, the child process that does it, and the release put together from its output.
+"""One conversion: candidates made by the converter, put together, proven, measured, and the best one chosen.
 
-The converting libraries are in an environment of their own, so they run in a child, tied to this process.
-Only weights and the quantization part of config.json are taken from it; all else is the repository's, byte by
-byte.
+The converting libraries are in an environment of their own, so they run in children, tied to this process. Only
+weights and the quantization part of config.json are taken from them; all else is the repository's, byte by byte.
 """
 
 import json
 import logging
 import shutil
-import subprocess
-import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tasks.contract import Context
-from tasks.errors import InputError, StageFailed
-from tasks.node import processes
-from tasks.weights import calibration, recipes, store, tensors
-from tasks.weights.converting import Job
+from tasks.errors import InputError
+from tasks.spec import Convert
+from tasks.weights import (
+    autoawq,
+    calibration,
+    child,
+    converting,
+    gate,
+    measuring,
+    memory,
+    recipes,
+    store,
+    tensors,
+    trial,
+)
+from tasks.weights.scales import SCALES
 from tasks.weights.store import Manifest
-from tasks.weights.verify import is_converted
+from tasks.weights.verify import is_converted, verify
 
 log = logging.getLogger(__name__)
 
-_LOOK_EVERY_S = 0.25
-_LAST_LINES = 6
 
-
-def job_of(base: Path, recipe: recipes.Recipe, work: Path, context: Context) -> Job:
-    """What the converter is to do for this run.
-
-    Raises:
-        InputError: the calibration texts are not those that the release is named by.
-    """
-    convert = context.run.spec.convert
-    texts: list[str] = []
-    if convert.scheme == "awq":
-        texts = calibration.texts(convert.calibration, convert.calibration_tokens)
-        if calibration.digest(texts) != context.run.pins["fingerprint"]["calibration"]:
-            source = convert.calibration or "what ships with Python"
-            raise InputError(
-                f"convert.calibration: {source} changed since "
-                f"this run started, and its release is named by the old texts: start another run"
-            )
-    return Job(
-        source=str(base),
-        made=str(work / "made"),
-        scheme=convert.scheme,
-        group_size=convert.group_size,
-        ignored=list(recipe.ignored),
-        loader=recipe.loader,
-        texts=texts,
-        tokens=convert.calibration_tokens,
-        sample_tokens=calibration.SAMPLE_TOKENS,
-        progress=str(work / "progress.json"),
-    )
-
-
-def run(job: Job, work: Path, context: Context) -> None:
-    """Run the converter as a tied child and show how far it is.
+def convert(base: Path, base_manifest: Manifest, work: Path, context: Context) -> tuple[Path, dict[str, Any]]:
+    """Make a release that passed every check.
 
     Args:
-        work: an empty folder for what it writes.
+        base: the download.
+        work: an empty folder for all that is written.
+
+    Returns:
+        The release's folder below `work`, and what to record about it.
 
     Raises:
-        InputError: the converter found the calibration texts wanting.
-        StageFailed: it failed; quotes the end of its log.
+        InputError: the architecture is unknown, a layer does not divide, the texts changed or are too short.
+        StageFailed: memory or disk are too small, a child failed, or no candidate is good enough.
     """
-    job_file = work / "job.json"
-    job_file.write_text(job.dumps())
-    log_file = context.settings.logs / context.run.run_id / "convert.log"
-    log_begins = log_file.stat().st_size if log_file.exists() else 0
-    child = processes.spawn(
-        [context.settings.python_convert, "-m", "tasks.weights.converting", job_file],
-        processes.environment(context.part, _converter_environment(work)),
-        log_file,
-        cwd=work,
+    asked = context.run.spec.convert
+    recipe = recipes.of(tensors.read_config(base))
+    if asked.scheme == "awq":
+        tensors.check_group_size(base, asked.group_size)
+        autoawq.check(asked, tensors.read_config(base), context.settings)
+    held_out = _held_out(context)
+    job = _job(base, recipe, work, context)
+    child.run(
+        context.settings.python_convert,
+        "tasks.weights.converting",
+        job.dumps(),
+        work,
+        context,
+        says="the converter",
+        progress=Path(job.progress),
     )
-    began = time.monotonic()
-    try:
-        shown: Mapping[str, Any] = {}
-        while True:
-            try:
-                status = child.wait(_LOOK_EVERY_S)
-                break
-            except subprocess.TimeoutExpired:
-                progress = _read_progress(Path(job.progress))
-                if progress and progress != shown:
-                    context.claim.progress(progress["done"], progress["total"], progress["unit"])
-                    shown = progress
-    finally:
-        if child.poll() is None:
-            child.kill()
-            child.wait()
-    log.info("the converter ran %.0f s", time.monotonic() - began)
-    if status != 0:
-        _refuse(status, log_file, log_begins)
+    if asked.converter == "autoawq":
+        autoawq.run(job, work, context)
+    candidates = {}
+    for made in sorted(Path(job.made).iterdir()):
+        candidates[made.name] = release = work / made.name
+        release.mkdir()
+        assemble(base, base_manifest, made, release)
+        layout = autoawq.LAYOUT if asked.converter == "autoawq" and made.name == "awq" else asked.scheme
+        verify(base, release, layout, asked.group_size, asked.symmetric, recipe)
+    measured = measure(base, candidates, Path(job.made), held_out, work, context)
+    chosen = gate.choose(measured, gate.limits_of(asked.scheme, asked.gate))
+    records = {name: candidate.record() for name, candidate in measured.items()}
+    log.info("published is %s of %s", chosen, records)
+    metrics = {"made_by": chosen, **records[chosen]}
+    if len(records) > 1:
+        metrics["others"] = {name: record for name, record in records.items() if name != chosen}
+    reason = trial.why_not(asked.scheme, recipe, base_manifest.bytes, context.settings)
+    metrics["served"] = (
+        f"{trial.NOT_SERVED}: {reason}"
+        if reason
+        else trial.try_out(
+            candidates[chosen],
+            measured[chosen],
+            held_out,
+            calibration.HELD_OUT_SAMPLE_TOKENS,
+            work,
+            context,
+        )
+    )
+    return candidates[chosen], metrics
 
 
 def assemble(base: Path, base_manifest: Manifest, made: Path, release: Path) -> None:
@@ -122,34 +119,95 @@ def carry_over(name: str, base: Path, release: Path) -> None:
         shutil.copyfile(base / name, target)
 
 
-def _converter_environment(work: Path) -> dict[str, str]:
-    return {
-        "CUDA_VISIBLE_DEVICES": "",  # the stage holds no lease on a GPU
-        "HF_HUB_OFFLINE": "1",
-        "HF_HOME": str(work / "huggingface"),
-        "TOKENIZERS_PARALLELISM": "false",
-        "PYTHONHASHSEED": "0",
-        "OMP_WAIT_POLICY": "PASSIVE",  # threads that wait spinning starve the other stages of a small machine
-    }
-
-
-def _refuse(status: int, log_file: Path, log_begins: int) -> None:
-    with log_file.open("rb") as file:
-        file.seek(log_begins)
-        lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
-    if status == 1 and lines and lines[-1].startswith("convert."):
-        raise InputError(lines[-1])
-    why = (
-        "was killed, as the kernel does when memory runs out"
-        if status == -9
-        else f"ended with status {status}"
+def measure(
+    base: Path,
+    candidates: dict[str, Path],
+    made: Path,
+    held_out: Sequence[str],
+    work: Path,
+    context: Context,
+) -> dict[str, gate.Measured]:
+    """Each candidate's numbers."""
+    scales = {name: made / name / SCALES for name in candidates}
+    job = measuring.Job(
+        base=str(base),
+        candidates={name: str(folder) for name, folder in candidates.items()},
+        scales={name: str(path) for name, path in scales.items() if path.exists()},
+        texts=list(held_out),
+        tokens=context.run.spec.convert.gate.tokens,
+        sample_tokens=calibration.HELD_OUT_SAMPLE_TOKENS,
+        report=str(work / "measured.json"),
     )
-    raise StageFailed(f"the converter {why}; {log_file} ends with: {' | '.join(lines[-_LAST_LINES:])}")
+    child.run(
+        context.settings.python_convert,
+        "tasks.weights.measuring",
+        job.dumps(),
+        work,
+        context,
+        says="measuring",
+    )
+    report = json.loads(Path(job.report).read_text())
+    return {name: gate.Measured(**found) for name, found in report.items()}
 
 
-def _read_progress(path: Path) -> Mapping[str, Any]:
-    try:
-        progress = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return progress if isinstance(progress, dict) else {}
+def _job(base: Path, recipe: recipes.Recipe, work: Path, context: Context) -> converting.Job:
+    """What the converter is to do, once it is known to fit."""
+    asked = context.run.spec.convert
+    stored = tensors.read(base)
+    need = memory.need(stored, asked.scheme, max(asked.calibration_tokens, asked.gate.tokens))
+    if asked.converter == "autoawq":
+        need = need.all_in_memory()
+    available = memory.available()
+    what = f"converting {context.run.spec.model.repo} to {asked.scheme}"
+    memory.require(need, available, what)
+    copies = 2 if asked.scheme == "awq" else 1
+    size = copies * sum(tensor.bytes for tensor in stored.values()) + need.on_disk_bytes(available)
+    store.require_space(context.settings, size, what)
+    return converting.Job(
+        source=str(base),
+        made=str(work / "made"),
+        scheme=asked.scheme,
+        candidates=_candidates(asked),
+        group_size=asked.group_size,
+        symmetric=asked.symmetric,
+        ignored=list(recipe.ignored),
+        loader=recipe.loader,
+        texts=_calibration(context),
+        tokens=asked.calibration_tokens,
+        sample_tokens=calibration.SAMPLE_TOKENS,
+        memory_bytes=need.in_memory_bytes(available),
+        progress=str(work / "progress.json"),
+    )
+
+
+def _candidates(asked: Convert) -> list[str]:
+    """What the converter makes: awq is always measured against plain rounding to the same bits and groups."""
+    if asked.scheme != "awq":
+        return [asked.scheme]
+    return [converting.ROUNDED] if asked.converter == "autoawq" else [converting.ROUNDED, "awq"]
+
+
+def _calibration(context: Context) -> list[str]:
+    asked = context.run.spec.convert
+    if asked.scheme != "awq":
+        return []
+    texts = calibration.texts(asked.calibration, asked.calibration_tokens)
+    _refuse_changed("calibration", asked.calibration, texts, context)
+    return texts
+
+
+def _held_out(context: Context) -> list[str]:
+    asked = context.run.spec.convert
+    texts = calibration.held_out(asked.gate.texts, asked.gate.tokens)
+    if asked.scheme == "awq":
+        _refuse_changed("held_out", asked.gate.texts, texts, context)
+    return texts
+
+
+def _refuse_changed(name: str, source: str | None, texts: list[str], context: Context) -> None:
+    if calibration.digest(texts) != context.run.pins["fingerprint"][name]:
+        field = {"calibration": "convert.calibration", "held_out": "convert.gate.texts"}[name]
+        raise InputError(
+            f"{field}: {source or 'what ships with Python'} changed since this run started, and its release is "
+            f"named by the old texts: start another run"
+        )

@@ -1,7 +1,8 @@
 """Make the release: converted, verified, whole; made once and found again by its fingerprint.
 
 Keeps:
-- A release is visible whole or not at all, and what is visible was verified.
+- A release is visible whole or not at all, and what is visible was verified: its structure, its numbers
+  (`gate`), and where this node can, that vLLM loads it (`trial`).
 - Two runs that want one release: one works, under the release's node lock; the other waits and finds it.
 - A damaged release is mended from the download where its files were carried over, and made again where not.
 - Converting holds no lease, so it never touches a GPU.
@@ -13,15 +14,15 @@ import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from psycopg.types.json import Jsonb
 
 from tasks.contract import Context, Outcome
 from tasks.errors import Busy, StageFailed
 from tasks.node import lock
-from tasks.weights import conversion, recipes, store, tensors
+from tasks.weights import conversion, gate, recipes, source, store, tensors
 from tasks.weights.store import Manifest
-from tasks.weights.verify import verify as verify_structure
 from tasks.weights.verify import verify_carried_over
 
 log = logging.getLogger(__name__)
@@ -83,7 +84,8 @@ def apply(plan: Plan, context: Context) -> None:
 
     Raises:
         InputError: the architecture is unknown, or the group size does not divide a layer.
-        StageFailed: the converter failed, its output is not as it must be, or the disk is too small.
+        StageFailed: the converter failed, its output is not as it must be or not good enough, or disk or memory
+            are too small.
         Busy: another run makes the same release and took too long.
     """
     release_id = _release_id(context)
@@ -105,31 +107,49 @@ def verify(context: Context) -> Outcome:
     found = plan(context)
     if found.manifest is None or found.wrong or not found.recorded:
         raise StageFailed(f"the release is not there after all: {found.reason}")
+    _refuse_by_these_limits(found.manifest, context)
     facts = {"release_id": found.folder.name, "path": str(found.folder), "bytes": found.manifest.bytes}
     base_bytes = found.manifest.about["metrics"]["base_bytes"]
     share = found.manifest.bytes / base_bytes
+    metrics = found.manifest.about["metrics"]
+    facts |= {name: metrics[name] for name in _TOLD if name in metrics}
+    numbers = f", KL {metrics['kl']:.3g}, {metrics['served']}" if "kl" in metrics else ""
     return Outcome(
-        f"release {found.folder.name}: {found.manifest.bytes / 1e9:.2f} GB, {share:.0%} of the download",
+        f"release {found.folder.name}: {found.manifest.bytes / 1e9:.2f} GB, {share:.0%} of the download{numbers}",
         facts,
     )
 
 
+_TOLD = ("made_by", "perplexity", "base_perplexity", "kl", "served")
+"""Metrics that later stages and readers of the run are told."""
+
 _plan_again = plan
 
 
+def _refuse_by_these_limits(manifest: Manifest, context: Context) -> None:
+    """A release is made once, and a later spec may ask more of it than the one that it was made for."""
+    scheme = manifest.about["fingerprint"]["scheme"]
+    if scheme == "none":
+        return
+    limits = gate.limits_of(scheme, context.run.spec.convert.gate)
+    if problems := gate.recorded_problems(manifest.about["metrics"], limits):
+        raise StageFailed(
+            f"release {manifest.about['release_id']} is in the store, and by convert.gate of this spec it is not "
+            f"good enough: {'; '.join(problems)}"
+        )
+
+
 def _make(plan: Plan, context: Context) -> None:
-    base, base_manifest = _base(context)
+    base, base_manifest = _base(plan, context)
     staging_area = context.settings.store / "staging"
     staging_area.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f"{_release_id(context)}.", dir=staging_area))
-    release = work / "release"
-    release.mkdir()
     try:
-        if plan.manifest is not None and _mend(plan, plan.manifest, base, base_manifest, release):
-            manifest = plan.manifest
+        manifest, release = plan.manifest, work / "release"
+        if manifest is not None and _mend(plan, manifest, base, base_manifest, release):
             log.info("mended from the download: %s", ", ".join(plan.wrong))
         else:
-            manifest = _convert(base, base_manifest, work, release, context)
+            release, manifest = _convert(base, base_manifest, work, context)
             if plan.manifest is not None and manifest != plan.manifest:
                 log.warning(
                     "release %s was made again and some of its bytes differ from before", plan.folder.name
@@ -156,6 +176,7 @@ def _sweep(but: str, context: Context) -> None:
 
 def _mend(plan: Plan, manifest: Manifest, base: Path, base_manifest: Manifest, release: Path) -> bool:
     """Put the release together from its own right files and the download's; False when one is in neither."""
+    release.mkdir()
     for name, file in manifest.files.items():
         if name not in plan.wrong:
             store.put(plan.folder / name, release / name)
@@ -163,42 +184,43 @@ def _mend(plan: Plan, manifest: Manifest, base: Path, base_manifest: Manifest, r
             conversion.carry_over(name, base, release)
         else:
             shutil.rmtree(release)
-            release.mkdir()
             return False
     return True
 
 
-def _convert(base: Path, base_manifest: Manifest, work: Path, release: Path, context: Context) -> Manifest:
-    convert = context.run.spec.convert
-    config = tensors.read_config(base)
-    metrics = {"base_bytes": base_manifest.bytes}
-    if convert.scheme == "none":
+def _convert(base: Path, base_manifest: Manifest, work: Path, context: Context) -> tuple[Path, Manifest]:
+    """The release below `work`, and its manifest."""
+    metrics: dict[str, Any] = {"base_bytes": base_manifest.bytes}
+    if context.run.spec.convert.scheme == "none":
+        release = work / "release"
+        release.mkdir()
         for name in base_manifest.files:
             conversion.carry_over(name, base, release)
         tensors.check_index(release, tensors.read(release))
     else:
-        recipe = recipes.of(config)
-        if convert.scheme == "awq":
-            tensors.check_group_size(base, convert.group_size)
-        store.require_space(context.settings, base_manifest.bytes, f"converting to {convert.scheme}")
-        conversion.run(conversion.job_of(base, recipe, work, context), work, context)
-        conversion.assemble(base, base_manifest, work / "made", release)
-        verify_structure(base, release, convert.scheme, convert.group_size, recipe)
+        release, found = conversion.convert(base, base_manifest, work, context)
+        metrics |= found
     about = {
         "kind": "release",
         "release_id": _release_id(context),
-        "architecture": recipes.architecture(config),
+        "architecture": recipes.architecture(tensors.read_config(base)),
         "fingerprint": context.run.pins["fingerprint"],
         "metrics": metrics,
     }
     manifest = store.describe(release, about)
     verify_carried_over(base_manifest, manifest)
-    return manifest
+    return release, manifest
 
 
-def _base(context: Context) -> tuple[Path, Manifest]:
+def _base(plan: Plan, context: Context) -> tuple[Path, Manifest]:
     """The download, proven."""
-    folder = store.download_folder(context.settings, context.run.spec.model.repo, context.run.pins["commit"])
+    repo = context.run.spec.model.repo
+    if source.release_named(repo) is not None:
+        raise StageFailed(
+            f"{plan.reason}, and the run is given the release alone: a run of its repository "
+            f"({context.run.pins['fingerprint']['repo']}) with the same convert mends it or makes it again"
+        )
+    folder = store.download_folder(context.settings, repo, context.run.pins["commit"])
     manifest = store.read_manifest(folder / store.DOWNLOAD_MANIFEST)
     wrong = store.wrong_files(folder, manifest, context.settings) if manifest else ["all"]
     if manifest is None or wrong:

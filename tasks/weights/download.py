@@ -19,7 +19,7 @@ from tasks.contract import Context, Outcome
 from tasks.errors import InputError, StageFailed, Unavailable
 from tasks.node import lock
 from tasks.settings import Settings
-from tasks.weights import hub, pin, store, tensors
+from tasks.weights import pin, source, store, tensors
 from tasks.weights.hub import RemoteFile
 from tasks.weights.store import File, Manifest
 
@@ -35,9 +35,9 @@ _TRIES = 3
 
 _SHOW_EVERY_S = 1.0
 
-_CONVERSION_SHARE = {"none": 0.0, "fp8": 0.7, "fp8_block": 0.7, "awq": 0.6}
-"""Size of a release over size of its download, at most: embeddings stay as they are, so small models shrink
-little. `none` shares the download's files."""
+_CONVERSION_SHARE = {"none": 0.0, "fp8": 1.0, "fp8_block": 1.0, "awq": 2.0}
+"""Space that converting takes over size of the download, at most: embeddings stay as they are, so small models
+shrink little, and awq makes two candidates. `none` shares the download's files."""
 
 _SPARE_BYTES = 64 * 2**20
 
@@ -52,11 +52,18 @@ class Plan:
     wrong: tuple[str, ...]
     leftover: bool
     """Whether a killed attempt left its staging folder."""
+    noted: bool
+    """Whether it is written down what commit the spec's branch or tag stood for; see `pin`."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether every file is there with the bytes that the hub announced."""
+        return self.manifest is not None and not self.wrong
 
     @property
     def satisfied(self) -> bool:
-        """Whether every file is there with the bytes that the hub announced."""
-        return self.manifest is not None and not self.wrong and not self.leftover
+        """Whether nothing is to be done."""
+        return self.whole and not self.leftover and self.noted
 
     @property
     def reason(self) -> str:
@@ -67,19 +74,28 @@ class Plan:
             return f"missing, changed or not the repository's: {', '.join(self.wrong)}"
         if self.leftover:
             return "a killed attempt left files behind"
+        if not self.noted:
+            return "all files are in the store, but not what the spec's branch or tag stood for"
         size = f"{self.manifest.bytes / 1e9:.2f} GB"
         return f"all {len(self.manifest.files)} files are in the store, {size}, and right"
 
 
 def plan(context: Context) -> Plan:
-    """Compare the store with the commit that the run is pinned to; asks the hub nothing."""
+    """Compare the store with the commit that the run is pinned to; asks the hub nothing.
+
+    A run that is given a release needs nothing but the release.
+    """
     repo, commit = _source(context)
+    if source.release_named(repo) is not None:
+        folder = store.release_folder(context.settings, context.run.pins["release_id"])
+        return Plan(folder, store.read_manifest(folder / store.MANIFEST), (), leftover=False, noted=True)
     folder = store.download_folder(context.settings, repo, commit)
     manifest = store.read_manifest(folder / store.DOWNLOAD_MANIFEST)
     if manifest is not None and (manifest.about.get("repo"), manifest.about.get("commit")) != (repo, commit):
         manifest = None
     wrong = store.wrong_files(folder, manifest, context.settings) if manifest else []
-    return Plan(folder, manifest, tuple(wrong), _staging(context).exists())
+    noted = pin.is_recalled(repo, context.run.spec.model.revision, commit, context)
+    return Plan(folder, manifest, tuple(wrong), _staging(context).exists(), noted)
 
 
 def apply(plan: Plan, context: Context) -> None:
@@ -96,12 +112,16 @@ def apply(plan: Plan, context: Context) -> None:
     name = f"download-{repo.replace('/', '--')}-{commit[:12]}.lock"
     with lock.held(context.settings.locks / name, purpose, context.settings.weights_wait_s):
         plan = _plan_again(context)
-        if plan.manifest is not None and not plan.wrong:
-            store.remove(_staging(context))
+        if source.release_named(repo) is not None:
+            source.release_manifest(repo, context.settings)  # says that it is not there any more
             return
         # First, so that a kill cannot lose it; it means nothing until the download is whole.
-        pin.recall_revision(repo, context.run.spec.model.revision, commit, context.settings)
-        _complete(plan, context)
+        if not plan.noted:
+            pin.recall_revision(repo, context.run.spec.model.revision, commit, context.settings)
+        if plan.whole:
+            store.remove(_staging(context))
+        else:
+            _complete(plan, context)
 
 
 def verify(context: Context) -> Outcome:
@@ -112,7 +132,10 @@ def verify(context: Context) -> Outcome:
             f"the download is not whole after all: {found.reason}; did something delete files below it?"
         )
     files, size = len(found.manifest.files), found.manifest.bytes
-    facts = {"path": str(found.folder), "commit": found.folder.name, "bytes": size, "files": files}
+    commit = context.run.pins["commit"]
+    facts = {"path": str(found.folder), "commit": commit, "bytes": size, "files": files}
+    if source.release_named(context.run.spec.model.repo) is not None:
+        return Outcome(f"the run is given release {found.folder.name}: there is nothing to download", facts)
     return Outcome(f"{files} files, {size / 1e9:.2f} GB, every hash as the hub says", facts)
 
 
@@ -151,14 +174,14 @@ def _complete(plan: Plan, context: Context) -> None:
     if plan.manifest is not None:
         files = [_announced(name, plan.manifest) for name in plan.manifest.files]
     else:
-        if settings.hub_offline:
+        if settings.hub_offline and source.needs_the_hub(repo):
             raise Unavailable(
                 f"{repo} at {commit} is not in {settings.store}, and HF_HUB_OFFLINE forbids asking for it"
             )
-        files = wanted(hub.files_of(repo, commit, settings))
+        files = wanted(source.files_of(repo, commit, settings))
     _gather(files, plan, staging)
     missing = [file for file in files if not (staging / file.name).exists()]
-    if missing and settings.hub_offline:
+    if missing and settings.hub_offline and source.needs_the_hub(repo):
         raise Unavailable(f"{missing[0].name} of {repo} must be fetched again, and HF_HUB_OFFLINE forbids it")
     _require_space(files, missing, staging, context)
     _fetch_all(missing, files, staging, context)
@@ -219,7 +242,7 @@ def _fetch_one(file: RemoteFile, staging: Path, context: Context, progress: "_Pr
     for attempt in range(1, _TRIES + 1):
         if part.exists():
             progress.add(part.stat().st_size)
-        hub.fetch(repo, commit, file, part, context.settings, progress.add)
+        source.fetch(repo, commit, file, part, context.settings, progress.add)
         if _is_right(part, file):
             part.replace(staging / file.name)
             return

@@ -11,10 +11,11 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from huggingface_hub import HfApi, hf_hub_url
+from huggingface_hub import HfApi, file_download, hf_hub_url
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -30,6 +31,9 @@ from tasks.errors import InputError, StageFailed, Unavailable
 from tasks.settings import Settings
 
 log = logging.getLogger(__name__)
+
+# Left to itself the client waits as long as a 429 asks, an hour and more, five times: who waits is decided here.
+file_download.http_stream_backoff = partial(file_download.http_stream_backoff, max_retries=0)  # type: ignore[attr-defined]
 
 Answer = TypeVar("Answer")
 

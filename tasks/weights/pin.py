@@ -11,18 +11,21 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from tasks.contract import Context
 from tasks.errors import InputError, StageFailed
 from tasks.node.atomic import replace_text
 from tasks.settings import Settings
 from tasks.spec import RunSpec
 from tasks.spec.model import Convert
-from tasks.weights import calibration, hub, store
+from tasks.weights import calibration, source, store
 
-RECIPE_VERSION = 1
+RECIPE_VERSION = 2
 """Raise it when `recipes` or `converting` change what comes out for the same inputs."""
 
 _LIBRARIES = ("compressed-tensors", "llmcompressor", "safetensors", "torch", "transformers")
 """What decides over a converted checkpoint's bytes."""
+
+_AUTOAWQ_LIBRARIES = ("autoawq", "torch", "transformers")
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -35,14 +38,17 @@ def pin(spec: RunSpec, settings: Settings) -> dict[str, Any]:
         Unavailable: the hub did not answer.
         StageFailed: the converting environment is not there.
     """
+    if source.release_named(spec.model.repo) is not None:
+        return _pins_of_release(spec.model.repo, settings)
     commit = _commit(spec.model.repo, spec.model.revision, settings)
-    versions = converter_versions(settings.python_convert) if spec.convert.scheme != "none" else {}
+    versions = _versions(spec.convert, settings)
     fingerprint = {
         "repo": spec.model.repo,
         "commit": commit,
         "scheme": spec.convert.scheme,
         "settings": _settings_of(spec.convert),
         "calibration": _calibration_of(spec.convert),
+        "held_out": _held_out_of(spec.convert),
         "versions": versions,
     }
     return {
@@ -51,6 +57,17 @@ def pin(spec: RunSpec, settings: Settings) -> dict[str, Any]:
         "fingerprint": fingerprint,
         "release_id": release_id(fingerprint),
     }
+
+
+def _versions(convert: Convert, settings: Settings) -> dict[str, str]:
+    if convert.scheme == "none":
+        return {}
+    versions = converter_versions(settings.python_convert)
+    if convert.scheme == "awq" and convert.converter == "autoawq":
+        versions |= {
+            f"autoawq: {name}": found for name, found in autoawq_versions(settings.python_autoawq).items()
+        }
+    return versions
 
 
 def release_id(fingerprint: dict[str, Any]) -> str:
@@ -76,18 +93,38 @@ def converter_versions(python: Path) -> dict[str, str]:
     Raises:
         StageFailed: it is not there, or a library is missing in it.
     """
+    return _installed(python, _LIBRARIES, "make setup", "QWEN_PIPELINE_PYTHON_CONVERT")
+
+
+def autoawq_versions(python: Path) -> dict[str, str]:
+    """Likewise, of the other converter's environment."""
+    return _installed(python, _AUTOAWQ_LIBRARIES, "make setup WITH=autoawq", "QWEN_PIPELINE_PYTHON_AUTOAWQ")
+
+
+def _installed(python: Path, libraries: tuple[str, ...], command: str, setting: str) -> dict[str, str]:
     folders = [str(path) for path in python.parent.parent.glob("lib/python3*/site-packages")]
     found = {
         distribution.metadata["Name"].lower().replace("_", "-"): distribution.version
         for distribution in metadata.distributions(path=folders)
     }
-    missing = [library for library in _LIBRARIES if library not in found]
+    missing = [library for library in libraries if library not in found]
     if missing:
         raise StageFailed(
-            f"the converting environment of {python} lacks {', '.join(missing)}: run `make setup`, or set "
-            f"QWEN_PIPELINE_PYTHON_CONVERT to the interpreter of one that has them"
+            f"the converting environment of {python} lacks {', '.join(missing)}: run `{command}`, or set "
+            f"{setting} to the interpreter of one that has them"
         )
-    return {library: found[library] for library in _LIBRARIES}
+    return {library: found[library] for library in libraries}
+
+
+def is_recalled(repo: str, revision: str, commit: str, context: Context) -> bool:
+    """Whether `recall_revision` has nothing to note for this run: a newer run's note is not taken back."""
+    if _COMMIT.fullmatch(revision) or not source.needs_the_hub(repo):
+        return True
+    path = _revision_file(repo, revision, context.settings)
+    try:
+        return path.read_text().strip() == commit or path.stat().st_mtime > context.run.started_at.timestamp()
+    except OSError:
+        return False
 
 
 def recall_revision(repo: str, revision: str, commit: str, settings: Settings) -> None:
@@ -96,11 +133,22 @@ def recall_revision(repo: str, revision: str, commit: str, settings: Settings) -
         replace_text(_revision_file(repo, revision, settings), commit)
 
 
+def _pins_of_release(repo: str, settings: Settings) -> dict[str, Any]:
+    """Those that the release was made by: the run serves it as it is."""
+    fingerprint = source.release_manifest(repo, settings).about["fingerprint"]
+    return {
+        "commit": fingerprint["commit"],
+        "versions": fingerprint["versions"],
+        "fingerprint": fingerprint,
+        "release_id": source.release_named(repo),
+    }
+
+
 def _commit(repo: str, revision: str, settings: Settings) -> str:
     if _COMMIT.fullmatch(revision) and _is_downloaded(repo, revision, settings):
         return revision
-    if not settings.hub_offline:
-        return hub.commit_of(repo, revision, settings)
+    if not settings.hub_offline or not source.needs_the_hub(repo):
+        return source.commit_of(repo, revision, settings)
     try:
         commit = _revision_file(repo, revision, settings).read_text().strip()
     except OSError:
@@ -131,8 +179,11 @@ def _settings_of(convert: Convert) -> dict[str, Any]:
             return {
                 "recipe": RECIPE_VERSION,
                 "group_size": convert.group_size,
+                "symmetric": convert.symmetric,
+                "converter": convert.converter,
                 "calibration_tokens": convert.calibration_tokens,
                 "sample_tokens": calibration.SAMPLE_TOKENS,
+                "held_out_tokens": convert.gate.tokens,
             }
         case _:
             return {"recipe": RECIPE_VERSION}
@@ -143,3 +194,10 @@ def _calibration_of(convert: Convert) -> str | None:
     if convert.scheme != "awq":
         return None
     return calibration.digest(calibration.texts(convert.calibration, convert.calibration_tokens))
+
+
+def _held_out_of(convert: Convert) -> str | None:
+    """Hash of the held-out texts; None where they decide over no byte (over awq or plain rounding, they do)."""
+    if convert.scheme != "awq":
+        return None
+    return calibration.digest(calibration.held_out(convert.gate.texts, convert.gate.tokens))

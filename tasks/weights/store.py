@@ -122,12 +122,15 @@ def safe_name(name: str) -> str:
     return name
 
 
-def wrong_files(folder: Path, manifest: Manifest, settings: Settings) -> list[str]:
+def wrong_files(folder: Path, manifest: Manifest, settings: Settings, *, distrust: bool = False) -> list[str]:
     """What differs in `folder` from the manifest: files missing, with other bytes, or not in it; sorted.
 
     Also notes, for the next check, how the right ones look from outside.
+
+    Args:
+        distrust: hash every file, whatever was noted.
     """
-    proven = _recall(folder, settings)
+    proven = {} if distrust else _recall(folder, settings)
     doubtful: list[str] = []
     seen: dict[str, list[int]] = {}
     wrong = [name for name in _names(folder) if name not in manifest.files]

@@ -6,6 +6,8 @@ The format (https://huggingface.co/docs/safetensors): 8 bytes little-endian leng
 
 import json
 import struct
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -104,7 +106,9 @@ def check_group_size(folder: Path, group_size: int) -> None:
     """
     recipe = recipes.of(read_config(folder))
     inputs = {
-        name: tensor.shape[1] for name, tensor in read(folder).items() if recipe.quantizes(name, tensor.shape)
+        matrix: shape[1]
+        for name, tensor in read(folder).items()
+        for matrix, shape in recipe.matrices(name, tensor.shape).items()
     }
     misfit = {name: size for name, size in inputs.items() if size % group_size}
     if not misfit:
@@ -121,6 +125,28 @@ def check_group_size(folder: Path, group_size: int) -> None:
         f"{name.removesuffix('.weight')} ({len(misfit)} of {len(inputs)} layers do not fit); for this "
         f"model {advice}" + ("" if fitting else ", take convert.scheme fp8 or none")
     )
+
+
+def sequences(folder: str, texts: Sequence[str], tokens: int, length: int, named_by: str) -> list[list[int]]:
+    """The texts as the checkpoint's tokenizer reads them, joined and cut into sequences of one length.
+
+    Args:
+        tokens: of all sequences together, at most.
+        named_by: the field of the spec that names the texts.
+
+    Raises:
+        SystemExit: the texts are too short for one sequence.
+    """
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(Path(folder, "tokenizer.json")))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    ids = [number for text in texts for number in tokenizer.encode(text, add_special_tokens=False).ids]
+    count = min(len(ids), tokens) // length
+    if count == 0:
+        sys.exit(f"{named_by}: the texts have {len(ids)} tokens; at least {length} are needed")
+    return [ids[begin : begin + length] for begin in range(0, count * length, length)]
 
 
 def _header(path: Path) -> dict[str, Tensor]:

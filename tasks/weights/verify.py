@@ -1,7 +1,7 @@
 """Prove that a converted checkpoint has the structure that was asked for, before anybody can see it.
 
 The base is the downloaded checkpoint. Every tensor of it must be in the release, either quantized as the
-scheme says or as it was; nothing else may be there. Numbers are not looked at here.
+scheme says or as it was; nothing else may be there. Numbers are not looked at here: see `gate`.
 """
 
 import math
@@ -17,18 +17,27 @@ from tasks.weights.tensors import Tensor
 Expected = Mapping[str, tuple[frozenset[str], tuple[int, ...]]]
 """Tensor name to the types it may have and its shape."""
 
-_FORMATS = {"fp8": "float-quantized", "fp8_block": "float-quantized", "awq": "pack-quantized"}
+_FORMATS = {
+    "fp8": ("compressed-tensors", "float-quantized"),
+    "fp8_block": ("compressed-tensors", "float-quantized"),
+    "awq": ("compressed-tensors", "pack-quantized"),
+    "autoawq": ("awq", None),
+}
+"""quant_method and format in config.json, by scheme; `autoawq` is awq by the converter of that name."""
 
 _SCALES = frozenset({"BF16", "F16", "F32"})
 
 _BLOCK = 128
 """Rows and columns of one block of fp8_block."""
 
+_HEADER_BYTES, _HEADER_BYTES_OF_A_TENSOR = 4096, 512
+"""Of a safetensors file, at most."""
+
 _VALUES_IN_INT32 = 8
 """4-bit values in one packed integer."""
 
 
-def verify(base: Path, release: Path, scheme: str, group_size: int, recipe: Recipe) -> None:
+def verify(base: Path, release: Path, scheme: str, group_size: int, symmetric: bool, recipe: Recipe) -> None:
     """Check the structure of a release that is not published yet.
 
     Raises:
@@ -39,11 +48,13 @@ def verify(base: Path, release: Path, scheme: str, group_size: int, recipe: Reci
     _check_config(base, release, scheme)
     expected: dict[str, tuple[frozenset[str], tuple[int, ...]]] = {}
     for name, tensor in tensors.read(base).items():
-        if recipe.quantizes(name, tensor.shape):
-            expected |= _quantized(name, tensor, scheme, group_size)
-        else:
+        matrices = recipe.matrices(name, tensor.shape)
+        for matrix, shape in matrices.items():
+            expected |= _quantized(matrix, shape, scheme, group_size, symmetric)
+        if not matrices:
             expected[name] = frozenset({tensor.dtype}), tensor.shape
     _compare(found, expected)
+    _check_sizes(release, found)
 
 
 def verify_carried_over(base: Manifest, release: Manifest) -> None:
@@ -64,18 +75,25 @@ def is_converted(name: str) -> bool:
     )
 
 
-def _quantized(name: str, tensor: Tensor, scheme: str, group_size: int) -> Expected:
+def _quantized(name: str, shape: tuple[int, int], scheme: str, group_size: int, symmetric: bool) -> Expected:
     """What stands for a quantized matrix of that name, in compressed-tensors' terms."""
-    rows, columns = tensor.shape
+    rows, columns = shape
     module = name.removesuffix("weight")
+    if scheme == "autoawq":  # transposed: inputs first
+        packed, halves = frozenset({"I32"}), frozenset({"F16"})
+        return {
+            f"{module}qweight": (packed, (columns, rows // _VALUES_IN_INT32)),
+            f"{module}qzeros": (packed, (columns // group_size, rows // _VALUES_IN_INT32)),
+            f"{module}scales": (halves, (columns // group_size, rows)),
+        }
     if scheme == "awq":
         groups = columns // group_size
+        zero_points = (frozenset({"I32"}), (math.ceil(rows / _VALUES_IN_INT32), groups))
         return {
             f"{module}weight_packed": (frozenset({"I32"}), (rows, math.ceil(columns / _VALUES_IN_INT32))),
             f"{module}weight_scale": (_SCALES, (rows, groups)),
-            f"{module}weight_zero_point": (frozenset({"I32"}), (math.ceil(rows / _VALUES_IN_INT32), groups)),
             f"{module}weight_shape": (frozenset({"I64", "I32"}), (2,)),
-        }
+        } | ({} if symmetric else {f"{module}weight_zero_point": zero_points})
     scales = (math.ceil(rows / _BLOCK), math.ceil(columns / _BLOCK)) if scheme == "fp8_block" else (rows, 1)
     return {name: (frozenset({"F8_E4M3"}), (rows, columns)), f"{module}weight_scale": (_SCALES, scales)}
 
@@ -96,6 +114,17 @@ def _compare(found: Mapping[str, Tensor], expected: Expected) -> None:
             )
 
 
+def _check_sizes(release: Path, found: Mapping[str, Tensor]) -> None:
+    """A file is its tensors and a header: with the shapes and types right, more would be bytes nobody asked for."""
+    for file in sorted({tensor.file for tensor in found.values()}):
+        size = (release / file).stat().st_size
+        held = [tensor.bytes for tensor in found.values() if tensor.file == file]
+        if size > sum(held) + _HEADER_BYTES + _HEADER_BYTES_OF_A_TENSOR * len(held):
+            raise StageFailed(
+                f"{file} of the converted checkpoint is {size} bytes long for {sum(held)} of tensors"
+            )
+
+
 def _check_config(base: Path, release: Path, scheme: str) -> None:
     config = tensors.read_config(release)
     quantization = config.pop("quantization_config", None)
@@ -103,13 +132,11 @@ def _check_config(base: Path, release: Path, scheme: str) -> None:
         raise StageFailed(
             "config.json of the converted checkpoint has no quantization_config: no engine could load it"
         )
-    if (
-        quantization.get("quant_method") != "compressed-tensors"
-        or quantization.get("format") != _FORMATS[scheme]
-    ):
+    said = quantization.get("quant_method"), quantization.get("format")
+    if said != _FORMATS[scheme]:
         raise StageFailed(
-            f"config.json of the converted checkpoint says {quantization.get('quant_method')} "
-            f"{quantization.get('format')} and should say compressed-tensors {_FORMATS[scheme]}"
+            f"config.json of the converted checkpoint says {said[0]} {said[1]} and should say "
+            f"{_FORMATS[scheme][0]} {_FORMATS[scheme][1]}"
         )
     if config != tensors.read_config(base):
         raise StageFailed(

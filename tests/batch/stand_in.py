@@ -1,13 +1,15 @@
 """A stand-in for a pool of workers: real HTTP, no model.
 
-It speaks the keeper's registry and the chat completions of vLLM, answers with a text made from the prompt,
-and misbehaves as it is told. It says what it is in each answer's `system_fingerprint`. Every request is
-counted, so that a test knows what was generated twice without asking the pipeline.
+It speaks the keeper's registry and the chat completions of vLLM, answers with a text made from the prompt, runs
+so many requests at once and lets the others wait, and misbehaves as it is told. It says what it is in each
+answer's `system_fingerprint`. Every request is counted, so that a test knows what was generated twice without
+asking the pipeline.
 """
 
 import asyncio
 import json
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -29,6 +31,8 @@ class Does:
     after_s: float = 0.0
     closes: bool = False
     """Ends the connection in the middle of its answer."""
+    at_the_door: bool = False
+    """At once, without a place among those that the engine runs: as a full engine refuses."""
     finish_reason: str = "stop"
     text: str | None = None
 
@@ -68,9 +72,21 @@ class StandIn:
         """Answers sent whole, by prompt."""
         self.by_worker: Counter[str] = Counter()
         self.bodies: list[dict[str, Any]] = []
+        self.retries = 0
+        """How often the keeper was told to try slots again."""
+        self.finished_at: dict[str, float] = {}
+        """When each prompt's last answer was sent, on the monotonic clock."""
+        self.kv_cache_usage = 0.0
         self.turned_away = 0
         self.in_flight = 0
         self.most_in_flight = 0
+        self.most_waiting = 0
+        """Requests that an engine had and did not run, at most."""
+        self._running: Counter[str] = Counter()
+        self._waiting: Counter[str] = Counter()
+        self._slots: dict[str, asyncio.Semaphore] = {}
+        self._at_once: Counter[str] = Counter()
+        self._most_at_once: Counter[str] = Counter()
         self._names = [f"worker-{number}" for number in range(workers)]
         self._urls: dict[str, str] = {}
         self._stops: dict[str, Callable[[], Any]] = {}
@@ -120,6 +136,7 @@ class StandIn:
     def _pool_app(self) -> web.Application:
         app = web.Application()
         app.router.add_get("/v1/pool", self._pool)
+        app.router.add_post("/v1/pool/retry", self._retry)
         return app
 
     def _worker_app(self, name: str) -> web.Application:
@@ -145,14 +162,23 @@ class StandIn:
                 "url": url,
                 "state": "starting" if name in self.hidden else "ready",
                 "max_num_seqs": self.max_num_seqs,
-                "running": 0,
-                "waiting": 0,
+                "running": self._running[name],
+                "waiting": self._waiting[name],
+                "kv_cache_usage": self.kv_cache_usage,
             }
             for name, url in self._urls.items()
         ]
         return web.json_response(
             {"pool_id": "pool-1", "model": self.model, "workers": workers, "draining": self.draining}
         )
+
+    async def _retry(self, request: web.Request) -> web.Response:
+        self.retries += 1
+        return await self._pool(request)
+
+    def most_at_once_of(self, *prompts: str) -> int:
+        """How many of these requests were in flight with any other, at most."""
+        return max(self._most_at_once[prompt] for prompt in prompts)
 
     async def _complete(self, worker: str, request: web.Request) -> web.StreamResponse:
         if not self._has_key(request):
@@ -167,12 +193,33 @@ class StandIn:
         self.bodies.append(body)
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        for running in list(self._at_once):
+            self._most_at_once[running] = max(self._most_at_once[running], self.in_flight)
+        self._at_once[prompt] += 1
+        # Of the last time that it was asked.
+        self._most_at_once[prompt] = self.in_flight
         try:
             does = (self.behaviour and self.behaviour(worker, prompt, before)) or Does()
-            await asyncio.sleep(does.after_s or self.latency_s)
-            return await self._respond(does, prompt, request)
+            if does.at_the_door:
+                return await self._respond(does, prompt, request)
+            slots = self._slots.setdefault(worker, asyncio.Semaphore(self.max_num_seqs))
+            self._waiting[worker] += 1
+            self.most_waiting = max(self.most_waiting, self._waiting[worker])
+            try:
+                await slots.acquire()
+            finally:
+                self._waiting[worker] -= 1
+            self._running[worker] += 1
+            try:
+                await asyncio.sleep(does.after_s or self.latency_s)
+                return await self._respond(does, prompt, request)
+            finally:
+                self._running[worker] -= 1
+                slots.release()
         finally:
             self.in_flight -= 1
+            self._at_once[prompt] -= 1
+            self._at_once += Counter()
 
     async def _respond(self, does: Does, prompt: str, request: web.Request) -> web.StreamResponse:
         text = does.text if does.text is not None else answer_to(prompt)
@@ -207,6 +254,7 @@ class StandIn:
             request.transport.abort()
             return response
         if does.status == 200:
+            self.finished_at[prompt] = time.monotonic()
             self.answered[prompt] += 1
         return web.Response(
             status=does.status, body=content, headers=does.headers, content_type="application/json"

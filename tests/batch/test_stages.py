@@ -10,10 +10,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.batch import answering, driver, in_ledger, limits, prepared, rows, segments
+from tasks.batch import answering, driver, in_ledger, limits, prepared, rows, segments, spark_task
 from tasks.batch.records import Row
 from tasks.batch.registering import Registrar
 from tasks.errors import Busy, InputError, StageFailed
@@ -50,13 +52,9 @@ def _answer_without_spark(world: World, claim: Claim) -> None:
     run = load(claim.ledger, claim.run_id)
     batch = prepared.load(Path(driver._facts(claim.ledger, run, "prepare")["folder"]))
     answers = rows.answers_of(claim.ledger, batch.batch_id, world.output)
-    refusal = rows.refusal_rule(run.spec)
-    to_do = [
-        Row(row["id"], row["messages"], row["prompt_tokens"])
-        for row in rows.prepared_rows(batch, prepared.SCHEMA.names)
-        if row["id"] not in answers.known
-        and refusal(row["error_class"], row["error_message"], row["prompt_tokens"]) is None
-    ]
+    table = rows.prepared_rows(batch, prepared.SCHEMA.names)
+    is_open = pc.and_not(pc.is_null(answers.places_of(table.column("id"))), rows.never_sent(table, run.spec))
+    to_do = rows_of(table.filter(is_open))
     attempt = segments.attempt_prefix(run.run_id, claim.epoch)
     stop_file = batch.folder / f"{attempt}stop"
     registrar = Registrar(
@@ -81,6 +79,12 @@ def _answer_without_spark(world: World, claim: Claim) -> None:
             shares=1,
         )
         answering.answer(job, iter([to_do]), "p0")
+
+
+def rows_of(table: pa.Table) -> list[Row]:
+    """Prepared rows as they are asked; the input has no sessions."""
+    names = [name for name in spark_task.COLUMNS if name != "finished"]
+    return [Row(**row) for row in table.select(names).to_pylist()]
 
 
 def work(world: World, run_stage: Callable[[str], Any], run_id: str) -> dict[str, Any]:
@@ -327,16 +331,13 @@ def test_what_a_killed_attempt_left_is_registered_and_not_asked_again(world, run
                 run,
                 ledger,
                 prepared.load(folder),
-                rows.Answers(),
+                rows.NOTHING,
                 attempt=attempt,
                 stop_file=folder / "stop",
                 settings=world.settings,
                 shares=1,
             )
-            chunk = [
-                Row(row["id"], row["messages"], row["prompt_tokens"])
-                for row in rows.prepared_rows(prepared.load(folder), prepared.SCHEMA.names)
-            ]
+            chunk = rows_of(rows.prepared_rows(prepared.load(folder), prepared.SCHEMA.names))
             answering.answer(job, iter([chunk[:20]]), "p0")
             (torn,) = (folder / "segments").iterdir()
             torn.write_bytes(torn.read_bytes()[:-7])
@@ -381,6 +382,7 @@ def test_an_id_that_is_not_in_the_input_stops_publishing(world):
     folder = Path(world.execute("prepare", "one").facts["folder"])
     with world.ledger() as ledger:
         claim, _ = take(ledger, "one", "run", frozenset({"run"}))
+        assert in_ledger.become_writer(claim, folder.name) is None
         with segments.SegmentWriter(folder / "segments", "x") as writer:
             for row_id in (IDS[0], "stranger"):
                 writer.append(a_result(row_id, "a"))

@@ -1,73 +1,19 @@
-"""The DAG has the shape that recovery stands on. Parsed by Airflow's own bag, in a process of its own."""
-
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+"""The DAG has the shape that recovery stands on."""
 
 import pytest
 
 from tasks.spec.params import fields
 from tasks.stages import STAGES
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 
-DESCRIBE = """
-import json, sys
-sys.path[:0] = sys.argv[1:3]
-from airflow.dag_processing.dagbag import BundleDagBag
-bag = BundleDagBag(dag_folder=sys.argv[2], bundle_path=sys.argv[2], bundle_name="dags")
-dag = bag.dags.get("qwen_batch")
-from types import SimpleNamespace
-from airflow.serialization.serialized_objects import DagSerialization
-read_back = DagSerialization.from_dict(DagSerialization.to_dict(dag))
-print(json.dumps({
-    "errors": bag.import_errors,
-    "params": {name: dag.params[name] for name in dag.params},
-    "heavy": sorted({"torch", "vllm", "pyspark", "transformers"} & set(sys.modules)),
-    "tasks": {
-        task.task_id: {
-            "upstream": sorted(task.upstream_task_ids),
-            "setup": task.is_setup,
-            "teardown": task.is_teardown,
-            "fails_run": task.on_failure_fail_dagrun,
-            "kind": type(task).__mro__[1].__name__,
-            "doc": task.doc_md,
-            "links": [one.name for one in read_back.get_task(task.task_id).operator_extra_links],
-            "leads_to": [
-                one.get_link(task, ti_key=SimpleNamespace(run_id="manual__2026-01-02T00:00:00+00:00"))
-                for one in task.operator_extra_links
-            ],
-        }
-        for task in dag.tasks
-    },
-}))
-"""
+@pytest.fixture
+def described(read_by_airflow):
+    return read_by_airflow["dags"]["qwen_batch"]
 
 
-@pytest.fixture(scope="module")
-def described(tmp_path_factory):
-    environment = {
-        **os.environ,
-        "AIRFLOW_HOME": str(tmp_path_factory.mktemp("airflow")),
-        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-        "AIRFLOW__LOGGING__LOGGING_LEVEL": "ERROR",
-    }
-    said = subprocess.run(
-        [sys.executable, "-c", DESCRIBE, REPOSITORY / "plugins", REPOSITORY / "dags"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert said.returncode == 0, said.stderr
-    return json.loads(said.stdout.splitlines()[-1])
-
-
-def test_it_imports_and_pulls_in_nothing_heavy(described):
-    assert described["errors"] == {}
-    assert described["heavy"] == []
+def test_all_files_import_and_pull_in_nothing_heavy(read_by_airflow):
+    assert read_by_airflow["errors"] == {}
+    assert read_by_airflow["heavy"] == []
 
 
 def test_every_stage_is_a_task_with_its_text(described):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).resolve().parents[2] / "environments"
-LOCKS = sorted(FOLDER / f"{name}.txt" for name in ("airflow", "convert", "serving", "spark", "uv"))
+LOCKS = sorted(FOLDER / f"{name}.txt" for name in ("airflow", "autoawq", "convert", "serving", "spark", "uv"))
 
 
 def requirements(lock: Path) -> list[str]:

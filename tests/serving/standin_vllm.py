@@ -4,11 +4,13 @@ Speaks the few endpoints that the pipeline uses and forks an "engine" into its s
 comes through it, /health does not, and the server ends when it has ended.
 Faults come by environment: STANDIN_FAIL (text to print before it ends with status 1), STANDIN_FAIL_ONCE (a
 file: fails as long as it exists, and deletes it), STANDIN_START_S (seconds until it listens), STANDIN_DEAF
-(ignores SIGTERM).
+(ignores SIGTERM). STANDIN_LATENCY_S is how long an answer takes, STANDIN_REQUESTS a file to which every prompt
+that was answered whole is appended.
 """
 
 import argparse
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -101,7 +103,11 @@ async def _serve(known: argparse.Namespace) -> None:
         body = await request.json()
         if body["model"] != known.served_model_name:
             return web.json_response({"error": f"no model {body['model']}"}, status=404)
+        await asyncio.sleep(float(os.environ.get("STANDIN_LATENCY_S", "0")))
         await engine.generate(5)
+        if "STANDIN_REQUESTS" in os.environ:
+            with open(os.environ["STANDIN_REQUESTS"], "a", encoding="utf-8") as log:
+                log.write(json.dumps(body["messages"][-1]["content"]) + "\n")
         message = {"role": "assistant", "content": "an answer of a stand-in"}
         usage = {"prompt_tokens": 9, "completion_tokens": 5}
         return web.json_response({"choices": [{"index": 0, "message": message}], "usage": usage})

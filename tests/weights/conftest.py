@@ -5,6 +5,7 @@ import pytest
 
 from tasks import settings
 from tasks.node import processes
+from tests.weights.converted import CONVERTED, run_in_converting_environment
 from tests.weights.world import REPO, World, write_checkpoint
 
 
@@ -22,3 +23,11 @@ def world(tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch) ->
     made.ledger.close()
     settings.current.cache_clear()
     assert not left
+
+
+@pytest.fixture(scope="session")
+def conversions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with `base/NAME`, `made/NAME-SCHEME/CANDIDATE` and `measured/NAME-SCHEME.json`."""
+    folder = tmp_path_factory.mktemp("conversions")
+    run_in_converting_environment("convert_all.py", folder, *(":".join(one) for one in CONVERTED))
+    return folder

@@ -1,43 +1,70 @@
-"""Make the tiny checkpoints and convert each with every scheme.
+"""Make the tiny checkpoints, convert them, and measure what came out.
 
 In one process, because importing the libraries takes longest. Run in the converting environment:
-`python convert_all.py FOLDER` fills FOLDER/base and FOLDER/made/NAME-SCHEME.
+`python convert_all.py FOLDER NAME:SCHEME ...` fills FOLDER/base, FOLDER/made/NAME-SCHEME/CANDIDATE and
+FOLDER/measured/NAME-SCHEME.json.
 """
 
+import json
 import sys
 from pathlib import Path
 
 import make_checkpoints
 
-from tasks.weights import calibration, converting, recipes, tensors
+from tasks.weights import calibration, converting, measuring, recipes, tensors
+from tasks.weights.scales import SCALES
 
-SCHEMES = ("fp8", "fp8_block", "awq")
+CANDIDATES = {"fp8": ["fp8"], "fp8_block": ["fp8_block"], "awq": ["rtn", "awq"], "awq-symmetric": ["rtn"]}
 GROUP_SIZE = 64
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, wanted: list[str]) -> None:
     make_checkpoints.make(folder / "base")
-    for name in make_checkpoints.NAMES:
-        base = folder / "base" / name
-        recipe = recipes.of(tensors.read_config(base))
-        for scheme in SCHEMES:
-            made = folder / "made" / f"{name}-{scheme}"
-            made.mkdir(parents=True)
-            converting.convert(
-                converting.Job(
-                    source=str(base),
-                    made=str(made),
-                    scheme=scheme,
-                    group_size=GROUP_SIZE,
-                    ignored=list(recipe.ignored),
-                    loader=recipe.loader,
-                    texts=calibration.texts(None, 256),
-                    tokens=256,
-                    sample_tokens=calibration.SAMPLE_TOKENS,
-                    progress=str(folder / "progress.json"),
-                )
-            )
+    for one in wanted:
+        convert(folder, *one.split(":"))
+
+
+def convert(folder: Path, name: str, scheme: str) -> None:
+    base, made = folder / "base" / name, folder / "made" / f"{name}-{scheme}"
+    recipe = recipes.of(tensors.read_config(base))
+    made.mkdir(parents=True)
+    converting.convert(
+        converting.Job(
+            source=str(base),
+            made=str(made),
+            scheme=scheme.partition("-")[0],
+            candidates=CANDIDATES[scheme],
+            group_size=GROUP_SIZE,
+            symmetric=scheme.endswith("symmetric"),
+            ignored=list(recipe.ignored),
+            loader=recipe.loader,
+            texts=calibration.texts(None, 256),
+            tokens=256,
+            sample_tokens=calibration.SAMPLE_TOKENS,
+            memory_bytes=2**40,
+            progress=str(folder / "progress.json"),
+        )
+    )
+    report = folder / "measured" / f"{made.name}.json"
+    report.parent.mkdir(exist_ok=True)
+    report.write_text(json.dumps(measure(base, {one.name: one for one in made.iterdir()})))
+
+
+def measure(base: Path, candidates: dict[str, Path]) -> dict[str, dict[str, object]]:
+    """What `measuring` finds, on fewer tokens than a release is measured on."""
+    scales = {name: folder / SCALES for name, folder in candidates.items()}
+    return measuring.measure(
+        measuring.Job(
+            base=str(base),
+            candidates={name: str(folder) for name, folder in candidates.items()},
+            scales={name: str(path) for name, path in scales.items() if path.exists()},
+            texts=calibration.held_out(None, 512),
+            tokens=512,
+            sample_tokens=128,
+            report="",
+        )
+    )
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])

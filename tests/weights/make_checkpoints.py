@@ -9,7 +9,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-NAMES = ("qwen2", "qwen3", "qwen3_5", "qwen3_5_vl")
+NAMES = (
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "qwen3_5",
+    "qwen3_5_vl",
+    "qwen3_5_moe",
+    "qwen3_5_moe_vl",
+)
 
 _TEMPLATE = "{% for message in messages %}<|im_start|>{{ message.content }}<|im_end|>{% endfor %}"
 
@@ -32,6 +40,16 @@ _DELTA_NET = {
     "linear_num_value_heads": 2,
     "linear_key_head_dim": 64,
     "linear_value_head_dim": 64,
+}
+
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+_SHARED = {"shared_expert_intermediate_size": 64}
+
+_TOKENS = {
+    "image_token_id": 2,
+    "video_token_id": 3,
+    "vision_start_token_id": 4,
+    "vision_end_token_id": 5,
 }
 
 _VISION = {
@@ -61,7 +79,7 @@ def _write(name: str, folder: Path) -> None:
     torch.manual_seed(0)
     model = _model(name).to(torch.bfloat16)
     model.save_pretrained(folder, max_shard_size="300KB")
-    if name == "qwen3_5":
+    if name in ("qwen3_5", "qwen3_5_moe"):
         _add_a_layer_that_no_class_loads(folder)
     _write_tokenizer(folder)
 
@@ -69,23 +87,25 @@ def _write(name: str, folder: Path) -> None:
 def _model(name: str) -> Any:
     import transformers as t
 
+    hybrid = {**_TEXT, **_DELTA_NET}
+    hybrid_moe = {**hybrid, **_EXPERTS, **_SHARED}
     match name:
         case "qwen2":
             return t.Qwen2ForCausalLM(t.Qwen2Config(**_TEXT, tie_word_embeddings=True))
         case "qwen3":
             return t.Qwen3ForCausalLM(t.Qwen3Config(**_TEXT, tie_word_embeddings=False))
+        case "qwen3_moe":
+            return t.Qwen3MoeForCausalLM(t.Qwen3MoeConfig(**_TEXT, **_EXPERTS))
         case "qwen3_5":
-            return t.Qwen3_5ForCausalLM(t.Qwen3_5TextConfig(**_TEXT, **_DELTA_NET, tie_word_embeddings=True))
-        case _:
-            config = t.Qwen3_5Config(
-                text_config={**_TEXT, **_DELTA_NET},
-                vision_config=_VISION,
-                image_token_id=2,
-                video_token_id=3,
-                vision_start_token_id=4,
-                vision_end_token_id=5,
-            )
+            return t.Qwen3_5ForCausalLM(t.Qwen3_5TextConfig(**hybrid, tie_word_embeddings=True))
+        case "qwen3_5_moe":
+            return t.Qwen3_5MoeForCausalLM(t.Qwen3_5MoeTextConfig(**hybrid_moe))
+        case "qwen3_5_vl":
+            config = t.Qwen3_5Config(text_config=hybrid, vision_config=_VISION, **_TOKENS)
             return t.Qwen3_5ForConditionalGeneration(config)
+        case _:
+            config = t.Qwen3_5MoeConfig(text_config=hybrid_moe, vision_config=_VISION, **_TOKENS)
+            return t.Qwen3_5MoeForConditionalGeneration(config)
 
 
 def _add_a_layer_that_no_class_loads(folder: Path) -> None:
@@ -95,6 +115,7 @@ def _add_a_layer_that_no_class_loads(folder: Path) -> None:
 
     tensors = {
         "mtp.layers.0.mlp.down_proj.weight": torch.randn(128, 192).to(torch.bfloat16),
+        "mtp.layers.0.mlp.experts.down_proj": torch.randn(4, 128, 64).to(torch.bfloat16),
         "mtp.norm.weight": torch.randn(128).to(torch.bfloat16),
     }
     save_file(tensors, folder / "model-mtp.safetensors", {"format": "pt"})

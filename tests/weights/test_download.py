@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import time
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -145,11 +146,40 @@ def test_a_body_that_ends_early_is_continued_where_it_ended(world: World) -> Non
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_a_hub_that_asks_for_a_pause_gets_it(world: World, status: int) -> None:
+def test_a_hub_that_asks_for_a_pause_gets_it(
+    world: World, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world.start()
-    world.hub.faults = Faults(refusals=(Refusal(status, 1, "/resolve/", retry_after_s=1),))
+    world.hub.faults = Faults(refusals=(Refusal(status, 1, "/resolve/", retry_after_s=7),))
+    waited: list[float] = []
+    monkeypatch.setattr(time, "sleep", waited.append)
 
     assert world.execute("download").changed
+    assert [pause for pause in waited if pause >= 1] == [7.0]
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_hub_that_asks_for_an_hour_is_left_alone(
+    world: World, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.start()
+    world.hub.faults = Faults(refusals=(Refusal(status, 10_000, "/resolve/", retry_after_s=3600),))
+    waited: list[float] = []
+    monkeypatch.setattr(time, "sleep", waited.append)
+
+    with pytest.raises(Unavailable, match=f"answered {status}.*try again later"):
+        world.execute("download")
+    assert [pause for pause in waited if pause >= 1] == []
+
+
+def test_a_hash_that_the_hub_announces_wrong_is_not_believed_nor_the_file(world: World) -> None:
+    run = world.start()
+    world.hub.faults = Faults(wrong_hash=frozenset({WEIGHTS}))
+
+    with pytest.raises(StageFailed, match=f"{WEIGHTS}.*does not have the hash.*Nothing was published"):
+        world.execute("download")
+
+    assert not store.download_folder(world.settings, REPO, run.pins["commit"]).exists()
 
 
 def test_a_hub_that_stays_away_is_unavailable_after_bounded_tries(

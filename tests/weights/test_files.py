@@ -87,8 +87,8 @@ def test_a_layer_that_no_group_size_divides_is_named(tmp_path: Path) -> None:
 def test_the_table_keeps_what_must_stay_precise(module: str) -> None:
     recipe = recipes.RECIPES["Qwen3_5ForConditionalGeneration"]
 
-    assert not recipe.quantizes(f"{module}.weight", (64, 64))
-    assert recipe.quantizes("model.language_model.layers.0.linear_attn.in_proj_qkv.weight", (64, 64))
+    assert not recipe.matrices(f"{module}.weight", (64, 64))
+    assert recipe.matrices("model.language_model.layers.0.linear_attn.in_proj_qkv.weight", (64, 64))
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_release_with_the_right_structure_passes(
     base = checkpoint(tmp_path / "base", BASE)
     release = checkpoint(tmp_path / "release", made, **quantization(name))
 
-    verify(base, release, scheme, 64, recipes.RECIPES["Qwen2ForCausalLM"])
+    verify(base, release, scheme, 64, False, recipes.RECIPES["Qwen2ForCausalLM"])
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_release_with_a_wrong_tensor_is_refused_by_name(tmp_path: Path, change
     release = checkpoint(tmp_path / "release", made, **quantization("pack-quantized"))
 
     with pytest.raises(StageFailed, match=says):
-        verify(base, release, "awq", 64, recipes.RECIPES["Qwen2ForCausalLM"])
+        verify(base, release, "awq", 64, False, recipes.RECIPES["Qwen2ForCausalLM"])
 
 
 def test_a_release_without_quantization_config_is_refused(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_a_release_without_quantization_config_is_refused(tmp_path: Path) -> Non
     release = checkpoint(tmp_path / "release", AWQ)
 
     with pytest.raises(StageFailed, match="no quantization_config"):
-        verify(base, release, "awq", 64, recipes.RECIPES["Qwen2ForCausalLM"])
+        verify(base, release, "awq", 64, False, recipes.RECIPES["Qwen2ForCausalLM"])
 
 
 def test_calibration_texts_come_from_jsonl_parquet_and_text_alike(tmp_path: Path) -> None:

@@ -73,6 +73,7 @@ class World:
                 "ledger_url": SecretStr(self.database_url),
                 "HF_ENDPOINT": self.hub.url,
                 "claim_watch_s": 0.2,
+                "try_releases": False,  # vLLM takes a minute to start
                 **changes,
             }
         )
@@ -86,12 +87,13 @@ class World:
             "QWEN_PIPELINE_HOME": str(self.home),
             "QWEN_PIPELINE_LEDGER_URL": self.database_url,
             "QWEN_PIPELINE_PYTHON_CONVERT": str(self.settings.python_convert),
+            "QWEN_PIPELINE_TRY_RELEASES": "false",
             "HF_ENDPOINT": self.hub.url,
         }
 
-    def start(self, run_id: str = "run-1", repo: str = REPO, **convert: Any) -> Run:
+    def start(self, run_id: str = "run-1", repo: str = REPO, revision: str = "main", **convert: Any) -> Run:
         """Start a run: pin it to a commit and a release, as the pipeline does."""
-        spec = a_spec(model={"repo": repo}, convert={"scheme": "none", **convert})
+        spec = a_spec(model={"repo": repo, "revision": revision}, convert={"scheme": "none", **convert})
         return stages.freeze(self.ledger, run_id, spec, datetime.now(UTC), self.settings)
 
     def execute(self, *names: str, run_id: str = "run-1", settings: Settings | None = None) -> stages.Result:

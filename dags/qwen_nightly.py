@@ -1,0 +1,72 @@
+"""The runs that start by themselves: a DAG for each file in the folder of nightly runs.
+
+A file holds a schedule and a run spec (docs/nightly.md). Dates in the spec are those of the night, on the wall
+where the schedule is, and stay what they were when a run is cleared or runs late. Runs of one DAG take turns;
+runs of different ones wait for each other's devices in the order in which they came.
+"""
+
+import pendulum
+from airflow.sdk import DAG, CronTriggerTimetable, task
+from airflow.sdk.exceptions import AirflowTimetableInvalid
+from batch_run import batch_run
+from pipeline_tasks import run_spec_params
+from run_notifications import notifications
+
+from tasks import settings
+from tasks.spec.nightly import Nightly, Refused, read_folder
+
+# Before this no night is made up for; a DAG's catchup begins when it is first unpaused.
+_BEGINNING = (2026, 1, 1)
+
+
+def nightly(one: Nightly) -> DAG:
+    """The DAG of one file."""
+    zone = one.schedule.timezone
+    nights = CronTriggerTimetable(one.schedule.cron, timezone=zone)
+    nights.validate()
+    dag = DAG(
+        f"qwen_nightly_{one.name}",
+        schedule=nights,
+        start_date=pendulum.datetime(*_BEGINNING, tz=zone),
+        catchup=one.schedule.catchup,
+        max_active_runs=1,
+        params=run_spec_params(one.spec),
+        tags=["qwen", "nightly", f"tenant:{one.spec.tenant}"],
+        doc_md=f"{one.schedule.cron} ({zone}), tenant {one.spec.tenant}, node {one.spec.node}.\n\n{__doc__}",
+        **notifications(),
+    )
+    with dag:
+        batch_run(one.spec.node if settings.current().node_queues else None)
+    return dag
+
+
+def refused(name: str, reason: str) -> DAG:
+    """A file that is wrong is seen, by name and with the reason, and takes no other DAG with it."""
+    dag = DAG(
+        f"qwen_nightly_{name}",
+        schedule=None,
+        tags=["qwen", "nightly", "refused"],
+        doc_md=f"This file cannot be scheduled:\n\n```\n{reason}\n```",
+        **notifications(),
+    )
+    with dag:
+
+        @task(doc_md=reason)
+        def read_the_file() -> None:
+            """Says what is wrong."""
+            from airflow.sdk.exceptions import AirflowFailException
+
+            raise AirflowFailException(reason)
+
+        read_the_file()
+    return dag
+
+
+for found in read_folder(settings.current().nightly_folder):
+    if isinstance(found, Refused):
+        refused(found.name, found.reason)
+        continue
+    try:
+        nightly(found)
+    except AirflowTimetableInvalid as error:
+        refused(found.name, f"schedule.cron: {found.schedule.cron!r} is no cron expression: {error}")

@@ -1,0 +1,32 @@
+"""Weights in, a verified release out.
+
+Downloads a repository, converts it, measures it against the base, and publishes it in the node's store: the first
+half of qwen_batch alone. Its release is found again by whichever run asks for the same, or named by it
+(`model: {repo: "release:ID"}`). Updates the asset `qwen_release`, whose events hold the release's id and metrics.
+"""
+
+from airflow.sdk import dag
+from pipeline_tasks import judge, stage
+from release_tasks import announce, freeze_release, release_spec_params
+
+
+@dag(
+    schedule=None,
+    catchup=False,
+    max_active_runs=16,
+    params=release_spec_params(),
+    tags=["qwen"],
+    doc_md=__doc__,
+)
+def qwen_release() -> None:
+    """See the text above."""
+    frozen = freeze_release().as_setup()
+    converted = stage("convert")
+    announced = announce(converted)
+    judged = judge()
+
+    frozen >> stage("download") >> converted
+    announced >> judged.as_teardown(setups=frozen, on_failure_fail_dagrun=True)
+
+
+qwen_release()

@@ -1,0 +1,37 @@
+"""The story of one run, as `qwen_batch` and every nightly DAG tell it."""
+
+from pipeline_tasks import freeze, judge, stage
+from run_batch_operator import RunBatchOperator
+
+
+def batch_run(node: str | None = None) -> None:
+    """Put the tasks of a run into the DAG that is being made.
+
+    Args:
+        node: whose queue the stages go to that act on a node; None: the default queue.
+    """
+    frozen = freeze().as_setup()
+    checked = stage("preflight", node)
+    downloaded = stage("download", node)
+    converted = stage("convert", node)
+    prepared = stage("prepare", node)
+    provisioned = stage("provision", node).as_setup()
+    started = stage("start", node).as_setup()
+    answered = RunBatchOperator(task_id="run", conn_id="spark_default")
+    reconciled = stage("reconcile", node)
+    published = stage("publish", node)
+    stopped = stage("stop", node)
+    restored = stage("restore", node)
+    judged = judge()
+
+    frozen >> checked >> downloaded >> [converted, prepared]
+    # No device is taken before weights and rows are both known to be good.
+    [converted, prepared] >> provisioned >> started >> answered >> reconciled >> published
+
+    # Devices go back while the answers are still being published.
+    (
+        answered
+        >> stopped.as_teardown(setups=[frozen, started])
+        >> restored.as_teardown(setups=[frozen, provisioned])
+    )
+    [published, restored] >> judged.as_teardown(setups=frozen, on_failure_fail_dagrun=True)

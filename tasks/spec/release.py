@@ -1,0 +1,36 @@
+"""The spec of a run that makes a release and nothing else: the weights' part of a run spec."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from tasks.spec.document import parse
+from tasks.spec.model import Convert, Model, Name, Part, RunSpec
+
+_NO_BATCH: Mapping[str, Any] = {
+    "layout": {"cpu": 1},
+    "batch": {"input": "(none)", "output": "(none)", "prompt": "(none)"},
+}
+"""The ledger knows runs of one kind; the stages of such a run look at none of this."""
+
+
+class ReleaseSpec(Part):
+    """Everything that making a release needs."""
+
+    version: Literal[1] = 1
+    """Of this document's schema."""
+    tenant: Name = "default"
+    """Who pays."""
+    model: Model
+    convert: Convert = Convert()
+    node: Name = "local"
+    """The host in whose store the release is made; one Airflow queue has the same name."""
+
+
+def parse_release(document: Mapping[str, Any], source: str = "the spec") -> RunSpec:
+    """The spec in a mapping, as a run spec without a batch.
+
+    Raises:
+        InputError: a field is unknown, missing or out of range; all of them are named at once.
+    """
+    given = {name: value for name, value in document.items() if name not in _NO_BATCH}
+    return parse({**given, **_NO_BATCH}, source)

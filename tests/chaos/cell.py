@@ -1,0 +1,138 @@
+"""One cell of the matrix: a run in which one thing goes wrong in one stage, and what is left of it.
+
+Afterwards, with the reaper and without a person: no worker, no lease, the run's state tells the truth. Then the
+same batch is run again, and each row is answered exactly once.
+"""
+
+import random
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from demo.airflow_api import AirflowApi
+from tasks.errors import StageError
+from tests.chaos.events import Act, Event
+from tests.chaos.world import ROWS, Batch, World
+
+_REACH_S = 240.0
+_SETTLE_S = 300.0
+_REAP_EVERY_S = 5.0
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was seen; `wrong` is empty when the promise was kept."""
+
+    stage: str
+    event: str
+    state: str
+    """Airflow's, of the run in which it went wrong."""
+    again: str
+    """Airflow's, of the rerun."""
+    generated_twice: int
+    wrong: tuple[str, ...]
+    seconds: float
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class _Missed(Exception):
+    """The cell could not be brought about; says why."""
+
+
+def run_cell(world: World, stage: str, event: Event, seed: int) -> Result:
+    """Bring one cell about and look."""
+    began = time.monotonic()
+    name = f"{stage}-{event.name}".replace(" ", "-")
+    batch = world.new_batch(name)
+    world.forget_weights()
+    wrong: list[str] = []
+    state = again = "?"
+    try:
+        with world.api() as api:
+            run_id = f"{name}-{int(time.time())}"
+            act = Act(world, api, event.dag_id, run_id, stage)
+            api.trigger(event.dag_id, world.spec(batch), run_id=run_id)
+            _reach(act, event, random.Random(f"{seed} {name}"))
+            event.happens(act)
+        state = settled(world, event.dag_id, run_id)
+        wrong += _after(world, batch, event, state)
+        if event.undo is not None:
+            event.undo(act)
+        with world.api() as api:
+            api.trigger("qwen_batch", world.spec(batch), run_id=f"{run_id}-again")
+        again = settled(world, "qwen_batch", f"{run_id}-again")
+        wrong += _after_rerun(world, batch, again)
+    except _Missed as missed:
+        wrong.append(str(missed))
+    finally:
+        world.free_disk()
+    return Result(
+        stage,
+        event.name,
+        state,
+        again,
+        world.generated_twice(batch),
+        tuple(wrong),
+        round(time.monotonic() - began, 1),
+    )
+
+
+def _reach(act: Act, event: Event, chance: random.Random) -> None:
+    """Return somewhere in the middle of the stage, or after the run."""
+    if event.after_success:
+        state = settled(act.world, act.dag_id, act.run_id)
+        if state != "success":
+            raise _Missed(f"the run that was to succeed first ended as {state}")
+        return
+    deadline = time.monotonic() + _REACH_S
+    while act.world.acting(act.name, act.stage) is None:
+        if time.monotonic() > deadline or act.api.dag_run(act.dag_id, act.run_id).finished:
+            raise _Missed(f"stage {act.stage} never began")
+        time.sleep(0.1)
+    time.sleep(chance.uniform(0.0, 3.0 if act.stage == "run" else 0.5))
+
+
+def settled(world: World, dag_id: str, run_id: str) -> str:
+    """Airflow's state of the run once it has ended and nothing is left, or time is up."""
+    deadline = time.monotonic() + _SETTLE_S
+    while time.monotonic() < deadline:
+        time.sleep(_REAP_EVERY_S)
+        world.reap()
+        try:
+            with world.api() as api:
+                run = api.dag_run(dag_id, run_id)
+                if run.finished and _nothing_runs(api, dag_id, run_id) and not world.left():
+                    return run.state
+        except StageError:
+            continue  # the API server is coming back
+    with world.api() as api:
+        return api.dag_run(dag_id, run_id).state
+
+
+def _nothing_runs(api: AirflowApi, dag_id: str, run_id: str) -> bool:
+    # A run can be over while a task that it no longer waits for is still being ended.
+    return not any(task.state in ("running", "queued") for task in api.task_instances(dag_id, run_id))
+
+
+def _after(world: World, batch: Batch, event: Event, state: str) -> list[str]:
+    wrong = [f"left afterwards: {what}" for what in world.left()]
+    counted = world.counted(batch)
+    if state == "success" and (counted is None or not counted.holds):
+        wrong.append("the run says success, and its answers are not all published")
+    if state not in ("success", "failed"):
+        wrong.append(f"the run is {state} after {_SETTLE_S:.0f} s")
+    if event.must_fail and state != "failed":
+        wrong.append(f"the run says {state}, though it was ended as failed")
+    return wrong
+
+
+def _after_rerun(world: World, batch: Batch, state: str) -> list[str]:
+    if state != "success":
+        return [f"the rerun ended as {state}"]
+    wrong = [f"left after the rerun: {what}" for what in world.left()]
+    counted = world.counted(batch)
+    if counted is None or not counted.holds or counted.answered != ROWS:
+        wrong.append(f"the count does not come out after the rerun: {counted}")
+    return wrong

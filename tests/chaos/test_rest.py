@@ -1,0 +1,65 @@
+"""The documented lines, run as they stand; what is refused; one batch asked for twice at once."""
+
+import ast
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from demo.airflow_services import ADMIN
+from tasks.errors import InputError
+from tasks.settings import REPOSITORY
+from tests.chaos.cell import settled
+from tests.chaos.world import DAG, ROWS, World
+
+pytestmark = pytest.mark.timeout(900)
+
+
+needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="the documented lines need curl")
+
+
+def documented_lines() -> str:
+    (lines,) = re.findall(r"```sh\n(.*?)```", (REPOSITORY / "docs" / "rest.md").read_text(), re.DOTALL)
+    return str(lines)
+
+
+@needs_curl
+def test_the_documented_lines_run_a_batch_while_the_same_batch_is_asked_for_a_second_time(
+    world: World, tmp_path: Path
+) -> None:
+    batch = world.new_batch("rest")
+    (tmp_path / "spec.json").write_text(json.dumps(world.spec(batch)))
+    with world.api() as api:
+        second = api.trigger(DAG, world.spec(batch)).run_id
+    said = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", documented_lines()],
+        cwd=tmp_path,
+        env={
+            "PATH": os.environ["PATH"],
+            "AIRFLOW": world.airflow.url,
+            "AIRFLOW_USER": ADMIN,
+            "AIRFLOW_PASSWORD": world.airflow.password,
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert said.returncode == 0, said.stderr
+    facts = ast.literal_eval(said.stdout)["facts"]
+    assert (facts["answered"], facts["failed"]) == (ROWS, 0)
+    assert settled(world, DAG, second) == "success"
+    counted = world.counted(batch)
+    assert counted is not None
+    assert counted.holds
+    assert world.generated_twice(batch) == 0
+    assert world.left() == []
+
+
+def test_a_conf_that_does_not_fit_is_refused_with_its_field(world: World) -> None:
+    spec = world.spec(world.new_batch("refused"))
+    with world.api() as api, pytest.raises(InputError, match=r"400.*max_tokens.*-1"):
+        api.trigger(DAG, {**spec, "batch": {**spec["batch"], "sampling": {"max_tokens": -1}}})

@@ -1,0 +1,306 @@
+"""One deployment for all cells: real Airflow, PostgreSQL and Spark, the real hub client; engines are stand-ins.
+
+Everything is below `home`. What the pipeline writes is on a small file system of its own (a tmpfs, when the
+program is root), so that a cell can fill it. The reaper is run every few seconds, as a node's timer would.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+import psycopg
+
+from demo.airflow_api import AirflowApi
+from demo.airflow_services import Airflow
+from demo.check import Count, count
+from demo.children import Children, kept_port, write_private
+from demo.postgres import Cluster
+from tasks.ledger.migrations import migrate
+from tasks.node import processes
+from tasks.node.processes import Process
+from tasks.settings import REPOSITORY
+from tests.batch.world import prompt_of, tokenizer_folder, write_input
+from tests.weights.world import write_checkpoint
+
+DAG = "qwen_batch"
+TIMED_DAG = "qwen_timed"
+REPO = "local/chaos"
+ROWS = 24
+DISK_BYTES = 256 * 2**20
+
+_PIPELINE_PARTS = ("/keeper", "/worker", "/start", "/stop", "/run", "/convert", "/download", "/provision")
+
+_TIMED = """
+from datetime import timedelta
+from airflow.sdk import dag
+from batch_run import batch_run
+from pipeline_tasks import run_spec_params
+
+@dag(dag_id="qwen_timed", schedule=None, params=run_spec_params(), dagrun_timeout=timedelta(hours=1))
+def qwen_timed():
+    batch_run()
+
+qwen_timed()
+"""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The prompts of one cell."""
+
+    name: str
+    prompts: Path
+    answers: Path
+
+
+class World:
+    """See the module."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home.absolute()
+        self.disk = self.home / "disk"
+        self.deployment = f"chaos-{token_hex(4)}"
+        mark = self.home / "deployment"
+        if mark.exists():
+            self.deployment = mark.read_text()
+        else:
+            self.home.mkdir(parents=True, exist_ok=True)
+            mark.write_text(self.deployment)
+
+    @cached_property
+    def children(self) -> Children:
+        """PostgreSQL, Airflow's services, the hub."""
+        return Children(self.home / "children", self.deployment)
+
+    @cached_property
+    def cluster(self) -> Cluster:
+        """The database server."""
+        return Cluster(self.home / "postgres", self.children)
+
+    @cached_property
+    def airflow(self) -> Airflow:
+        """Airflow's services, with heartbeats that are missed soon."""
+        return Airflow(
+            self.home / "airflow",
+            self.children,
+            database_url=self.cluster.url("airflow"),
+            dags=self.home / "dags",
+            plugins=REPOSITORY / "plugins",
+            environment={
+                **self.environment(),
+                "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "30",
+                "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "5",
+            },
+        )
+
+    @property
+    def requests(self) -> Path:
+        """A line for every prompt that an engine answered whole."""
+        return self.home / "requests.jsonl"
+
+    def environment(self) -> dict[str, str]:
+        """The deployment's settings."""
+        worker = {"STANDIN_LATENCY_S": "0.5", "STANDIN_REQUESTS": str(self.requests)}
+        standin = Path(__file__).parents[1] / "serving" / "standin_vllm.py"
+        return {
+            "QWEN_PIPELINE_HOME": str(self.disk / "pipeline"),
+            "QWEN_PIPELINE_DEPLOYMENT": self.deployment,
+            "QWEN_PIPELINE_LEDGER_URL_FILE": str(self.home / "ledger-url"),
+            "QWEN_PIPELINE_SECRET_FILE": str(self.home / "secret"),
+            "QWEN_PIPELINE_WORKER_COMMAND": json.dumps([sys.executable, str(standin)]),
+            "QWEN_PIPELINE_WORKER_ENVIRONMENT": json.dumps(worker),
+            "QWEN_PIPELINE_LEASE_S": "40",
+            "QWEN_PIPELINE_LEASE_RENEW_S": "5",
+            "QWEN_PIPELINE_RETRY_DELAY_S": "1",
+            "QWEN_PIPELINE_WAIT_STEP_S": "5",
+            "HF_ENDPOINT": self.hub_url,
+            "AIRFLOW_CONN_SPARK_DEFAULT": '{"conn_type": "spark", "host": "local[1]"}',
+        }
+
+    @cached_property
+    def hub_url(self) -> str:
+        """Of the local server that speaks the hub's protocol."""
+        port = self.home / "hub-port"
+        running = self.children.find("hub") is not None
+        return f"http://127.0.0.1:{port.read_text() if running else kept_port(port)}"
+
+    def start(self) -> None:
+        """Bring everything up, or back up; what runs is kept."""
+        self.disk.mkdir(parents=True, exist_ok=True)
+        if os.geteuid() == 0 and not self.disk.is_mount():
+            subprocess.run(
+                ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", self.disk], check=True
+            )
+        self.cluster.start()
+        write_private(self.home / "ledger-url", self.cluster.url("ledger"))
+        if not (self.home / "secret").exists():
+            write_private(self.home / "secret", token_hex(32))
+        migrate(self.cluster.url("ledger"), REPOSITORY / "sql" / "migrations")
+        self._make_hub()
+        self._make_dags()
+        self.airflow.start()
+        with self.airflow.api() as api:
+            for dag in (DAG, TIMED_DAG):
+                api.wait_for_dag(dag, parsed_after=self.airflow.started_at)
+                api.unpause(dag)
+
+    def end(self) -> None:
+        """End everything and give the small disk back."""
+        self.children.end_all(grace_s=5.0)
+        if self.disk.is_mount():
+            subprocess.run(["umount", self.disk], check=True)
+
+    def api(self) -> AirflowApi:
+        """A REST client; use it in a `with`."""
+        return self.airflow.api()
+
+    def new_batch(self, name: str) -> Batch:
+        """Prompts that no other cell has."""
+        folder = self.disk / "batches" / name
+        shutil.rmtree(folder, ignore_errors=True)
+        ids = [f"{name}-{number}-{token_hex(3)}" for number in range(ROWS)]
+        return Batch(name, write_input(folder / "in" / "prompts.parquet", ids), folder / "out")
+
+    def forget_weights(self) -> None:
+        """So that a cell downloads and converts too."""
+        shutil.rmtree(self.disk / "pipeline" / "store", ignore_errors=True)
+
+    def spec(self, batch: Batch) -> dict[str, Any]:
+        """The run spec of a cell."""
+        return {
+            "tenant": "chaos",
+            "model": {"repo": REPO},
+            "convert": {"scheme": "none"},
+            "layout": {"cpu": 1},
+            "serving": {"max_model_len": 512, "max_num_seqs": 4, "kv_cache_memory_mb": 64},
+            "batch": {
+                "input": str(batch.prompts),
+                "output": str(batch.answers),
+                "id": "row_id",
+                "prompt": "prompt",
+                "sampling": {"max_tokens": 16},
+            },
+            "limits": {"deadline": "1h"},
+        }
+
+    def reap(self) -> None:
+        """What a node's timer does every few minutes."""
+        command = Path(sys.executable).parent / "qwen-pipeline"
+        subprocess.run(
+            [command, "reap"], env={**os.environ, **self.environment()}, capture_output=True, check=False
+        )
+
+    def acting(self, run_id: str, stage: str) -> Process | None:
+        """The process that acts for a stage of a run now."""
+        found = self.rows(
+            "select host, boot_id, pid, start_ticks from ledger.claim "
+            "where run_id = %s and stage = %s and ended_at is null",
+            run_id,
+            stage,
+        )
+        if not found:
+            return None
+        host, boot_id, pid, start_ticks = found[0]
+        return Process(pid, start_ticks, boot_id, host)
+
+    def left(self) -> list[str]:
+        """What of the pipeline still runs or is still held, for a person."""
+        running = [
+            f"pid {process.pid} ({part})"
+            for process, part in self._parts()
+            if any(mark in part for mark in _PIPELINE_PARTS)
+        ]
+        leases = self.rows("select run_id, state from ledger.lease where state <> 'released'")
+        return [*running, *(f"lease of {run_id} ({state})" for run_id, state in leases)]
+
+    def rows(self, query: str, *arguments: Any) -> list[tuple[Any, ...]]:
+        """What the ledger holds."""
+        with psycopg.connect(self.cluster.url("ledger")) as connection:
+            return list(connection.execute(query, arguments))  # type: ignore[call-overload]
+
+    def counted(self, batch: Batch) -> Count | None:
+        """What is published, counted by id; None when nothing is."""
+        return count(batch.prompts, batch.answers) if (batch.answers / "manifest.json").exists() else None
+
+    def generated_twice(self, batch: Batch) -> int:
+        """Answers that an engine gave for a prompt that it had answered before."""
+        if not self.requests.exists():
+            return 0
+        lines = Counter(json.loads(line) for line in self.requests.read_text().splitlines())
+        mark = prompt_of(f"{batch.name}-").partition(" :")[0]
+        return sum(times - 1 for prompt, times in lines.items() if prompt.startswith(mark))
+
+    def fill_disk(self) -> None:
+        """Leave no byte."""
+        with (self.disk / "filler").open("wb", buffering=0) as filler:
+            try:
+                while filler.write(bytes(2**20)):
+                    pass
+            except OSError:
+                pass
+            try:
+                while filler.write(bytes(512)):
+                    pass
+            except OSError:
+                pass
+
+    def free_disk(self) -> None:
+        """What an operator does."""
+        (self.disk / "filler").unlink(missing_ok=True)
+
+    def kill_everything(self) -> None:
+        """SIGKILL for every process of the deployment, databases and engines too, at once."""
+        for process in self.children.living():
+            processes.end([process], grace_s=0)
+
+    def _parts(self) -> list[tuple[Process, str]]:
+        found = []
+        for process in processes.find(deployment=self.deployment):
+            try:
+                marks = Path(f"/proc/{process.pid}/environ").read_bytes().decode(errors="replace").split("\0")
+            except OSError:
+                continue
+            found.append((process, dict(mark.partition("=")[::2] for mark in marks).get(processes.PART, "")))
+        return found
+
+    def _make_hub(self) -> None:
+        root = self.home / "hub"
+        if not (root / REPO).exists():
+            draft = self.home / "hub-draft"
+            shutil.rmtree(draft, ignore_errors=True)
+            write_checkpoint(draft)
+            tokenizer_folder(draft)
+            (root / REPO).parent.mkdir(parents=True, exist_ok=True)
+            draft.rename(root / REPO)
+        ready = self.home / "hub-ready"
+        if self.children.find("hub") is None:
+            ready.unlink(missing_ok=True)
+            self.children.start(
+                "hub",
+                [
+                    *(sys.executable, "-m", "demo.hub", "--port", self.hub_url.rpartition(":")[2]),
+                    *("--root", root, "--ready-file", ready),
+                ],
+                environment={"PATH": os.environ["PATH"]},
+                log=self.home / "hub.log",
+                cwd=REPOSITORY,
+            )
+        deadline = time.monotonic() + 60
+        while not ready.exists():
+            assert time.monotonic() < deadline, (self.home / "hub.log").read_text()
+            time.sleep(0.05)
+
+    def _make_dags(self) -> None:
+        dags = self.home / "dags"
+        dags.mkdir(exist_ok=True)
+        shutil.copy(REPOSITORY / "dags" / "qwen_batch.py", dags / "qwen_batch.py")
+        (dags / "qwen_timed.py").write_text(_TIMED)

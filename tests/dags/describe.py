@@ -1,0 +1,65 @@
+"""Says, as JSON, what Airflow's own bag reads in dags/. Run in a process of its own: PLUGINS DAGS."""
+
+import json
+import sys
+from functools import cache
+from importlib import import_module
+from types import SimpleNamespace
+
+sys.path[:0] = sys.argv[1:3]
+
+# Named here alone: the tests' own processes import no Airflow.
+BundleDagBag = import_module("airflow.dag_processing.dagbag").BundleDagBag
+
+DagSerialization = import_module("airflow.serialization.serialized_objects").DagSerialization
+RUN_ID = "manual__2026-01-02T00:00:00+00:00"
+
+
+@cache
+def read_back(dag):
+    """As the UI has it, from the database."""
+    return DagSerialization.from_dict(DagSerialization.to_dict(dag))
+
+
+bag = BundleDagBag(dag_folder=sys.argv[2], bundle_path=sys.argv[2], bundle_name="dags")
+print(
+    json.dumps(
+        {
+            "errors": bag.import_errors,
+            "heavy": sorted({"torch", "vllm", "pyspark", "transformers"} & set(sys.modules)),
+            "dags": {
+                dag.dag_id: {
+                    "params": {name: dag.params[name] for name in dag.params},
+                    "cron": getattr(dag.timetable, "expression", None),
+                    "timezone": str(dag.timezone),
+                    "catchup": dag.catchup,
+                    "max_active_runs": dag.max_active_runs,
+                    "paused": dag.is_paused_upon_creation,
+                    "doc": dag.doc_md,
+                    "told_of_failure": [type(one).__name__ for one in dag.on_failure_callback or []],
+                    "told_of_success": [type(one).__name__ for one in dag.on_success_callback or []],
+                    "tasks": {
+                        task.task_id: {
+                            "upstream": sorted(task.upstream_task_ids),
+                            "setup": task.is_setup,
+                            "teardown": task.is_teardown,
+                            "fails_run": task.on_failure_fail_dagrun,
+                            "kind": type(task).__mro__[1].__name__,
+                            "queue": task.queue,
+                            "links": [
+                                one.name for one in read_back(dag).get_task(task.task_id).operator_extra_links
+                            ],
+                            "leads_to": [
+                                one.get_link(task, ti_key=SimpleNamespace(dag_id=dag.dag_id, run_id=RUN_ID))
+                                for one in task.operator_extra_links
+                            ],
+                            "doc": task.doc_md,
+                        }
+                        for task in dag.tasks
+                    },
+                }
+                for dag in bag.dags.values()
+            },
+        }
+    )
+)

@@ -1,0 +1,45 @@
+"""Each file of the nightly folder is a DAG like qwen_batch, with its own hour, day and queue."""
+
+import pytest
+
+
+@pytest.fixture
+def prod(read_by_airflow):
+    return read_by_airflow["dags"]["qwen_nightly_prod"]
+
+
+def test_it_runs_when_and_where_the_file_says(prod):
+    assert (prod["cron"], prod["timezone"], prod["catchup"]) == ("30 0 * * *", "Europe/Berlin", False)
+    assert prod["tasks"]["provision"]["queue"] == "dgx-07"
+    assert prod["tasks"]["prepare"]["queue"] == "default"
+
+
+def test_its_params_are_the_files_spec_with_open_dates(prod):
+    assert prod["params"]["tenant"] == "prod"
+    assert prod["params"]["batch"]["input"] == "/prompts/{{ ds }}/"
+
+
+def test_its_tasks_are_those_of_qwen_batch(prod, read_by_airflow):
+    def shape(dag):
+        return {
+            name: (task["upstream"], task["setup"], task["teardown"]) for name, task in dag["tasks"].items()
+        }
+
+    assert shape(prod) == shape(read_by_airflow["dags"]["qwen_batch"])
+
+
+def test_a_file_that_cannot_be_scheduled_is_a_dag_that_says_why(read_by_airflow):
+    never = read_by_airflow["dags"]["qwen_nightly_never"]
+    assert never["cron"] is None
+    assert "schedule.cron: '99 0 * * *' is no cron expression" in never["doc"]
+
+
+def test_who_wants_to_know_of_failures_is_told_of_those_alone(prod):
+    assert prod["told_of_failure"] == ["SmtpNotifier"]
+    assert prod["told_of_success"] == []
+
+
+def test_the_reaper_runs_on_every_node_and_is_not_paused(read_by_airflow):
+    reaper = read_by_airflow["dags"]["gpu_reaper"]
+    assert {task["queue"] for task in reaper["tasks"].values()} == {"dgx-07", "dgx-08"}
+    assert reaper["paused"] is False

@@ -1,0 +1,58 @@
+"""Tiny checkpoints, converted by the real converter; and measurements, real and made up."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from tasks.node import processes
+from tasks.settings import Settings
+from tasks.weights import gate
+from tests.weights.world import REPO, World
+
+HERE = Path(__file__).parent
+NAMES = ("qwen2", "qwen3", "qwen3_moe", "qwen3_5", "qwen3_5_vl", "qwen3_5_moe", "qwen3_5_moe_vl")
+CANDIDATES = {"fp8": ["fp8"], "fp8_block": ["fp8_block"], "awq": ["awq", "rtn"], "awq-symmetric": ["rtn"]}
+AWQ = NAMES if os.environ.get("QWEN_TEST_EVERYTHING") else ("qwen2", "qwen3_5_vl", "qwen3_5_moe")
+"""awq takes half a minute each; these three have all that the others have."""
+CONVERTED = [
+    *((name, scheme) for name in NAMES for scheme in ("fp8", "fp8_block")),
+    *((name, "awq") for name in AWQ),
+    ("qwen2", "awq-symmetric"),
+]
+
+
+def run_in_converting_environment(script: str, *arguments: Path | str) -> None:
+    subprocess.run(
+        [Settings().python_convert, HERE / script, *arguments],
+        check=True,
+        env=processes.environment("tests/converting", {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}),
+        stdout=subprocess.DEVNULL,
+        timeout=900,
+    )
+
+
+def measurements(report: Path) -> dict[str, gate.Measured]:
+    return {name: gate.Measured(**found) for name, found in json.loads(report.read_text()).items()}
+
+
+def measurement(**changes: Any) -> gate.Measured:
+    sound = {
+        "perplexity": 10.1,
+        "base_perplexity": 10.0,
+        "kl": 0.01,
+        "top1_agreement": 0.9,
+        "tokens": 256,
+        "losses": [],
+        "weight_errors": {"layer": 0.1},
+        "kept_errors": {},
+        "scaled": [],
+    }
+    return gate.Measured(**{**sound, **changes})
+
+
+def serve(world: World, checkpoint: Path) -> None:
+    shutil.rmtree(world.repositories / REPO)
+    shutil.copytree(checkpoint, world.repositories / REPO)

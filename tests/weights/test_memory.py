@@ -1,0 +1,94 @@
+"""Memory is reckoned before a conversion starts, and what is reckoned holds."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tasks.errors import StageFailed
+from tasks.node import processes
+from tasks.settings import Settings
+from tasks.weights import memory, tensors
+from tests.weights.world import World, write_safetensors
+
+HERE = Path(__file__).parent
+
+
+def a_model(layers: int, width: int) -> dict[str, tensors.Tensor]:
+    stored = {
+        f"model.layers.{index}.mlp.{name}.weight": tensors.Tensor(
+            f"{index}.safetensors", "BF16", (width, width)
+        )
+        for index in range(layers)
+        for name in ("up_proj", "down_proj")
+    }
+    return stored | {"model.embed_tokens.weight": tensors.Tensor("0.safetensors", "BF16", (1000, width))}
+
+
+def test_fp8_takes_no_more_for_more_files_and_awq_keeps_what_does_not_fit_on_the_disk() -> None:
+    few, many = a_model(4, 1024), a_model(400, 1024)
+
+    assert memory.need(few, "fp8", 1000).least_bytes == memory.need(many, "fp8", 1000).least_bytes
+    small, large = memory.need(few, "awq", 1000), memory.need(many, "awq", 1000)
+    assert small.least_bytes == large.least_bytes
+    assert large.model_bytes > small.model_bytes
+    assert large.on_disk_bytes(large.least_bytes) == large.model_bytes
+    assert large.on_disk_bytes(large.least_bytes + large.model_bytes) == 0
+
+
+def test_a_file_counts_twice_and_a_layer_thrice() -> None:
+    width = 16_384
+    model = a_model(2, width)
+    layer_bytes = 2 * width * width * 4
+
+    fp8, awq = (memory.need(model, scheme, 0).least_bytes for scheme in ("fp8", "awq"))
+
+    assert fp8 >= 2 * max(
+        sum(t.bytes for t in model.values() if t.file == file) for file in ("0.safetensors",)
+    )
+    assert awq >= 3 * layer_bytes
+
+
+def test_a_conversion_that_cannot_fit_is_refused_with_numbers(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "available", lambda: 123_000_000)
+    world.start(scheme="fp8")
+    world.execute("download")
+
+    with pytest.raises(
+        StageFailed, match=r"to fp8 needs at least \d\.\d\d GB of memory and 0\.12 GB are free"
+    ):
+        world.execute("convert")
+
+    assert world.staging() == []
+    assert not (world.settings.logs / "run-1").exists()
+
+
+def test_fp8_streams_in_less_than_two_files_and_a_constant(tmp_path: Path) -> None:
+    """Four files of 96 MiB: were they held at once, the peak would be twice what it may be."""
+    file_bytes, files = 96 * 2**20, 4
+    base = tmp_path / "base"
+    base.mkdir()
+    for number in range(files):
+        name = f"model.layers.{number}.mlp.up_proj.weight"
+        write_safetensors(
+            base / f"model-{number}.safetensors", {name: ("BF16", (file_bytes // 2 // 4096, 4096))}
+        )
+    (base / "config.json").write_text(
+        json.dumps({"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"})
+    )
+
+    said = subprocess.run(
+        [Settings().python_convert, HERE / "peak_memory.py", base, tmp_path / "made"],
+        check=True,
+        env=processes.environment("tests/peak", {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}),
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+
+    before, peak = (int(found) for found in re.findall(r"peak (\d+)", said.stdout))
+    assert peak - before < 2 * file_bytes + 64 * 2**20
