@@ -344,8 +344,11 @@ def test_the_key_and_our_secrets_are_nowhere_to_be_read(world: World) -> None:
     world.monkeypatch.setenv(
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN", "postgresql://airflow:hidden@localhost/airflow"
     )
-    world.execute("start")
+    result = world.execute("start")
     key, secret = world.key(), world.settings.secret().decode()
+    seen = [str(vars(result))]  # what goes to XCom
+    for process in world.processes():
+        seen.append(Path(f"/proc/{process.pid}/cmdline").read_text())
     server = world.server(0)
     environ = Path(f"/proc/{server.pid}/environ").read_text()
     assert key in environ
@@ -353,11 +356,9 @@ def test_the_key_and_our_secrets_are_nowhere_to_be_read(world: World) -> None:
     ours = {entry.split("=")[0] for entry in environ.split("\0") if entry.startswith("QWEN_PIPELINE_")}
     assert ours == {"QWEN_PIPELINE_DEPLOYMENT", "QWEN_PIPELINE_PART"}
     world.execute("stop")
-    seen = [path.read_text() for path in world.settings.logs.rglob("*.log*")]
+    seen += [path.read_text() for path in world.settings.logs.rglob("*.log*")]
     for table in ("pool", "pool_worker", "pool_worker_change", "claim", "progress"):
         seen += [str(row) for row in world.rows(f"select * from {table}")]
-    for process in world.processes():
-        seen.append(Path(f"/proc/{process.pid}/cmdline").read_text())
     assert not any(key in text or secret in text for text in seen)
 
 
