@@ -89,7 +89,7 @@ def test_a_stopped_engine_is_found_although_health_answers_and_is_replaced(world
     wait_for("another", lambda: world.server(0) != server and _all_ready(world), within_s=40)
     assert not engine.is_alive()
     evidence = [row["evidence"] for row in world.rows("select evidence from pool_worker_change")]
-    assert any("its engine is stopped (state T)" in text for text in evidence)
+    assert any("stopped by a signal (state T)" in text for text in evidence)
     assert any("no token was made for" in text and "hangs" in text for text in evidence)
 
 
@@ -101,6 +101,16 @@ def test_a_stopped_engine_that_goes_on_is_ready_again(world: World) -> None:
     os.kill(engine.pid, signal.SIGCONT)
     wait_for("ready again", lambda: _all_ready(world))
     assert world.engine(0) == engine
+
+
+def test_a_stopped_api_server_is_suspect_at_once_and_ready_when_it_goes_on(world: World) -> None:
+    world.execute("start")
+    server = world.server(0)
+    os.kill(server.pid, signal.SIGSTOP)
+    wait_for("clients hear of it", lambda: world.registry()["workers"][0]["state"] == "suspect", within_s=2)
+    os.kill(server.pid, signal.SIGCONT)
+    wait_for("ready again", lambda: _all_ready(world))
+    assert world.server(0) == server
 
 
 def test_a_killed_engine_takes_its_worker_along_and_both_are_replaced(world: World) -> None:
