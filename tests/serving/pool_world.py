@@ -119,7 +119,7 @@ class World:
     def engine(self, number: int) -> Process:
         """The process of a worker that holds the model."""
         for process in leftovers.workers(self.run_id):
-            part = leftovers.part_of(process)
+            part = processes.part_of(process)
             title = Path(f"/proc/{process.pid}/comm").read_text()
             if part == f"{self.run_id}/worker-{number}" and title.startswith("VLLM::"):
                 return process
