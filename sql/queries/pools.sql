@@ -21,6 +21,27 @@ set
     reason = :reason
 where pool_id = :pool_id and ended_at is null;
 
+-- name: end_workers_of_pool!
+-- Those whose end their keeper has not written down: it was fenced, or died with them.
+with changed as (
+    update pool_worker
+    set
+        state = 'stopped',
+        evidence = :evidence,
+        changed_at = clock_timestamp()
+    where pool_id = :pool_id and state not in ('dead', 'stopped')
+    returning pool_id, worker_id, attempt, state, evidence
+)
+
+insert into pool_worker_change (pool_id, worker_id, attempt, state, evidence)
+select
+    pool_id,
+    worker_id,
+    attempt,
+    state,
+    evidence
+from changed;
+
 -- name: pool_by_id^
 select
     pool_id,

@@ -79,6 +79,7 @@ def intend(
 def end(claim: Claim, pool_id: str, reason: str) -> None:
     """Write down that nothing of the pool is left; whoever calls this has looked."""
     with claim.writing() as connection:
+        claim.ledger.queries.end_workers_of_pool(connection, pool_id=pool_id, evidence=reason)
         claim.ledger.queries.end_pool(connection, pool_id=pool_id, reason=reason)
 
 

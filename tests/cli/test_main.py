@@ -10,6 +10,7 @@ import yaml
 from tasks import settings as deployment
 from tasks.cli import main
 from tasks.ledger import Ledger
+from tasks.settings import REPOSITORY
 
 
 @pytest.fixture
@@ -122,7 +123,7 @@ def test_a_ledger_that_does_not_answer_ends_with_4_and_shows_no_password(home, m
 def test_status_of_an_empty_ledger_says_so(home, database_url, monkeypatch, capsys):
     monkeypatch.setenv("QWEN_PIPELINE_LEDGER_URL", database_url)
     assert main(["status"]) == 0
-    assert capsys.readouterr().out == "no run has been started yet\n"
+    assert "no run has been started yet" in capsys.readouterr().out
     assert main(["status", "--run", "nobody"]) == 2
     assert "there is no run 'nobody'" in capsys.readouterr().err
 
@@ -130,6 +131,7 @@ def test_status_of_an_empty_ledger_says_so(home, database_url, monkeypatch, caps
 def test_a_second_migrate_has_nothing_to_do(home, empty_database_url, monkeypatch, capsys):
     monkeypatch.setenv("QWEN_PIPELINE_LEDGER_URL", empty_database_url)
     assert main(["migrate", "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)["applied"]) == 5
+    migrations = sorted(path.stem for path in (REPOSITORY / "sql" / "migrations").glob("*.sql"))
+    assert json.loads(capsys.readouterr().out)["applied"] == migrations
     assert main(["migrate", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"applied": []}
