@@ -122,6 +122,17 @@ def test_a_killed_engine_takes_its_worker_along_and_both_are_replaced(world: Wor
     assert world.engine(0) != engine
 
 
+def test_a_worker_that_served_is_replaced_whatever_its_log_says_at_its_end(world: World) -> None:
+    says = "FileNotFoundError: [Errno 2] No such file or directory: '/psm_1'"
+    world.configure(worker_environment={"STANDIN_LAST_WORDS": says})
+    world.execute("start")
+    server = world.server(0)
+    kill(world.engine(0))
+    wait_for("another", lambda: world.server(0) != server and _all_ready(world))
+    evidence = world.rows("select evidence from pool_worker_change where state = 'dead'")
+    assert says in evidence[0]["evidence"]
+
+
 def _all_ready(world: World) -> bool:
     return {worker["state"] for worker in world.registry()["workers"]} == {"ready"}
 

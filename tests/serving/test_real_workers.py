@@ -160,7 +160,7 @@ def test_a_worker_is_stopped_at_any_moment_of_its_start(world: World) -> None:
         nothing_is_left(world)
 
 
-def test_a_start_that_is_killed_leaves_nothing_after_reap_and_the_pool_comes_back(world: World) -> None:
+def test_a_start_that_is_killed_at_any_moment_leaves_nothing_after_reap(world: World) -> None:
     for after_s in (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 9.0, 13.0):
         starting = _start_in_a_process(world)
         time.sleep(after_s)
