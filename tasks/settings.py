@@ -163,7 +163,7 @@ class Settings(BaseSettings):
 
     keeper_unit: Literal["auto", "always", "never"] = "auto"
     """Whether keepers run as transient units of systemd, outside of the cgroup of whoever starts them. `auto`:
-    where systemd is process 1 and this process may ask it."""
+    where systemd runs: the system's for root, for others their own."""
 
     worker_attempts: int = Field(default=3, ge=1)
     """Starts of one worker in a row before its slot is given up."""

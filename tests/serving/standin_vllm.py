@@ -52,6 +52,7 @@ class _Engine:
 
     async def end_with_it(self) -> None:
         await self._process.wait()
+        print(os.environ.get("STANDIN_LAST_WORDS", "EngineDeadError"), flush=True)
         os._exit(1)
 
 
