@@ -11,6 +11,7 @@ import os
 import resource
 import shutil
 import subprocess
+from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.kit import Kit, Stopwatch
@@ -38,12 +39,15 @@ def convert(kit: Kit, scheme: str) -> dict[str, Any]:
         source=str(base),
         made=str(work / "made"),
         scheme=scheme,
+        candidates=[scheme],
         group_size=128,
+        symmetric=False,
         ignored=list(recipe.ignored),
         loader=recipe.loader,
         texts=[],
         tokens=0,
         sample_tokens=0,
+        memory_bytes=2**36,
         progress=str(work / "progress.json"),
     )
     (work / "job.json").write_text(job.dumps())
@@ -67,7 +71,8 @@ def convert(kit: Kit, scheme: str) -> dict[str, Any]:
     files = {
         path.name: store.File(path.stat().st_size, "") for path in sorted(base.iterdir()) if path.is_file()
     }
-    conversion.assemble(base, store.Manifest({}, files), work / "made", release)
+    made = Path(job.made, scheme) if scheme == "fp8" else Path(job.made)
+    conversion.assemble(base, store.Manifest({}, files), made, release)
     assembled_s = watch.lap_s()
     verified = _verify(kit, scheme, recipe)
     size, made_size = (sum(one.bytes for one in tensors.read(folder).values()) for folder in (base, release))
@@ -88,7 +93,9 @@ def convert(kit: Kit, scheme: str) -> dict[str, Any]:
 
 def _verify(kit: Kit, scheme: str, recipe: recipes.Recipe) -> str:
     try:
-        verify.verify(kit.model("none"), kit.model(scheme), "fp8" if scheme == "fp8" else "awq", 128, recipe)
+        verify.verify(
+            kit.model("none"), kit.model(scheme), "fp8" if scheme == "fp8" else "awq", 128, False, recipe
+        )
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "as the scheme asks"
