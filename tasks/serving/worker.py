@@ -87,7 +87,7 @@ class Worker:
         self._server: Server | None = None
         self._ready_since: float | None = None
         self._cache = compile_cache.folder(
-            job.settings, job.serving, slot, job.release_path, device_memory.kind(slot, job.settings)
+            job.settings, job.release_path, device_memory.kind(slot, job.settings)
         )
         self._cache_was_warm = False
         self._memory_before = device_memory.used_bytes(slot, job.settings)
