@@ -94,7 +94,7 @@ class Settings(BaseSettings):
     """The other converter, which few need; `make setup WITH=autoawq` makes its environment."""
 
     python_serving: Path = REPOSITORY / ".envs/serving/bin/python"
-    """Runs vLLM; point it at a CUDA build on a node with GPUs."""
+    """Runs vLLM; point it at a CUDA build on a node with GPUs, with this project installed (--no-deps) beside it."""
 
     python_spark: Path = REPOSITORY / ".envs/spark/bin/python"
     """Drives Spark and runs its Python workers; pyspark clashes with what Airflow's provider requires."""
