@@ -51,6 +51,13 @@ KNOWN = (
         "a port of its block was taken by another program",
     ),
     _known(
+        "not installed",
+        r"No module named 'tasks|cannot import name 'Door'",
+        Remedy.OPERATOR,
+        "this project is not installed in the serving environment, and its part of the API server is missing: "
+        "install it there without its dependencies (pip install --no-deps)",
+    ),
+    _known(
         "bad flag",
         r"unrecognized arguments|error: argument |invalid choice:|error: the following arguments",
         Remedy.USER,
@@ -97,6 +104,9 @@ KNOWN = (
 
 _LOOKS_BAD = re.compile(r"\b(ERROR|CRITICAL|\w*Error|\w*Exception|Traceback|error:|fatal|Killed)")
 
+_CAUSE = re.compile(r"\b[A-Z]\w*(?:Error|Exception): (?!Engine core initialization failed)")
+"""The line that ends a traceback; the API server's own only points to that of its engine."""
+
 _HARMLESS = re.compile(r"\b(DEBUG|INFO|WARNING)\b \d\d-\d\d ")
 """vLLM's own lines that are no error: they mention files that it does without."""
 
@@ -132,7 +142,8 @@ def of_log(worker_id: str, log: Path, how: str) -> Diagnosis:
             return Diagnosis(
                 known.kind, known.remedy, _message(worker_id, how, known.says, said[:_LINES], log)
             )
-    said = [line for line in bad if _LOOKS_BAD.search(line)] or lines
+    causes = [line for line in bad if _CAUSE.search(line)]
+    said = causes or [line for line in bad if _LOOKS_BAD.search(line)] or lines
     return Diagnosis("unknown", Remedy.RETRY, _message(worker_id, how, "", said[-_LINES:], log))
 
 

@@ -83,7 +83,7 @@ class Pulse:
         if quiet_s > self._allowed_s:
             return Verdict("dead", f"{self._quiet(quiet_s)}: its engine hangs")
         if self._stopped:
-            return Verdict("suspect", f"its engine is stopped (state T): {', '.join(self._stopped)}")
+            return Verdict("suspect", f"stopped by a signal (state T): {', '.join(self._stopped)}")
         if self._missing:
             return Verdict("suspect", self._missing)
         if silent_s > self._allowed_s * _SILENT_AFTER:

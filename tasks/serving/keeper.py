@@ -267,12 +267,12 @@ def _keep(pool_id: str, epoch: int, settings: Settings) -> int:
         )
         lock_file = settings.locks / f"{pool.run_id}-keeper.lock"
         with lock.held(lock_file, f"keeper of pool {pool_id}", settings.lock_wait_s):
-            reason = asyncio.run(Keeper(pool, job, claim, _useful_s(run, settings)).keep())
+            reason = asyncio.run(Keeper(pool, job, claim, useful_s(run, settings)).keep())
     log.info("ended: %s", reason)
     return 0
 
 
-def _useful_s(run: Run, settings: Settings) -> float:
+def useful_s(run: Run, settings: Settings) -> float:
     """Until the run's deadline and its last requests; long enough for a start in any case."""
     left_s = run.spec.limits.deadline_s - (datetime.now(UTC) - run.started_at).total_seconds()
     return max(left_s, settings.start_timeout_s) + settings.request_timeout_s + _LONGER_S

@@ -57,10 +57,12 @@ def start(
     Raises:
         StageFailed: units are asked for, and systemd makes none.
     """
-    if not _wants_unit(settings):
+    manager = _manager(settings)
+    if manager is None:
         return _in_a_session(command, environment, log_file)
+    unit = unit_name(pool_id, settings)
     try:
-        return _in_a_unit(unit_name(pool_id, settings), command, environment, log_file, settings, longest_s)
+        return _in_a_unit(manager, unit, command, environment, log_file, settings, longest_s)
     except StageFailed as error:
         if settings.keeper_unit == "always":
             raise
@@ -73,10 +75,17 @@ def unit_name(pool_id: str, settings: Settings) -> str:
     return f"{settings.deployment}-keeper-{re.sub(r'[^A-Za-z0-9_.]', '_', pool_id)}.service"
 
 
-def _wants_unit(settings: Settings) -> bool:
+def _manager(settings: Settings) -> list[str] | None:
+    """How the systemd that takes keepers is addressed; None where keepers get a session.
+
+    That is the system's for root, and for others their own, which lingers when the administrator says so
+    (`loginctl enable-linger`).
+    """
+    own = ["--user"] if os.geteuid() else []
     if settings.keeper_unit == "auto":
-        return _SYSTEMD_RUNS.is_dir() and os.geteuid() == 0 and shutil.which("systemd-run") is not None
-    return settings.keeper_unit == "always"
+        place = Path(f"/run/user/{os.geteuid()}/systemd/private") if own else _SYSTEMD_RUNS
+        return own if place.exists() and shutil.which("systemd-run") else None
+    return own if settings.keeper_unit == "always" else None
 
 
 def _in_a_session(command: Sequence[str], environment: Mapping[str, str], log_file: Path) -> Started:
@@ -90,6 +99,7 @@ def _in_a_session(command: Sequence[str], environment: Mapping[str, str], log_fi
 
 
 def _in_a_unit(
+    manager: Sequence[str],
     unit: str,
     command: Sequence[str],
     environment: Mapping[str, str],
@@ -106,6 +116,7 @@ def _in_a_unit(
         _ask(
             [
                 "systemd-run",
+                *manager,
                 *("--unit", unit),
                 *("--slice", SLICE),
                 "--collect",
@@ -128,7 +139,7 @@ def _in_a_unit(
             environment_file.unlink()
 
     def ended() -> str | None:
-        shown = _ask(["systemctl", "show", "--property=ActiveState,Result,ExecMainStatus", unit])
+        shown = _ask(["systemctl", *manager, "show", "--property=ActiveState,Result,ExecMainStatus", unit])
         state = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
         if state.get("ActiveState") in ("active", "activating", "reloading"):
             return None
@@ -139,7 +150,15 @@ def _in_a_unit(
 
 def _ask(command: Sequence[str]) -> str:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_S, check=False)
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=_ANSWER_S,
+            check=False,
+            # Where a user's systemd listens; a service's environment seldom has it.
+            env={"XDG_RUNTIME_DIR": f"/run/user/{os.geteuid()}", **os.environ},
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise StageFailed(f"{command[0]} does not answer ({error})") from None
     if done.returncode:

@@ -152,6 +152,10 @@ class Server:
         stopped = [f"pid {one.pid}" for one in self._engines if one.is_stopped()]
         return ended, stopped
 
+    def is_stopped(self) -> bool:
+        """Whether its API server is held by a signal: asking it would only cost time."""
+        return self.leader is not None and self.leader.is_stopped()
+
     async def end(self, grace_s: float) -> list[Process]:
         """End it, then all that it forked; returns what does not end, which is normally nothing."""
         self.shared_memory |= await asyncio.to_thread(lambda: shared_memory.held_by(self._search()))

@@ -29,9 +29,10 @@ async def verdicts(
     looks = 0
     try:
         while True:
-            look = await probes.look(client, url)
+            look = None if server.is_stopped() else await probes.look(client, url)
             pulse.looked(look, now_s())
-            pulse.engines(*server.engines_gone())
+            ended, stopped = server.engines_gone()
+            pulse.engines(ended, [*stopped, "its API server"] if server.is_stopped() else stopped)
             if looks % _MEMORY_EVERY == 0:
                 pulse.memory(
                     await asyncio.to_thread(device_memory.missing, server.slot, server.memory_bytes, settings)

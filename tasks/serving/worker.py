@@ -15,11 +15,12 @@ from psycopg.types.json import Jsonb
 
 from tasks.errors import Remedy, StageError
 from tasks.ledger.connection import Connection
-from tasks.serving import compile_cache, device_memory, ports, prewarm, probes, server, watching
+from tasks.serving import ports, prewarm, probes, server, watching
 from tasks.serving.diagnosis import Diagnosis
 from tasks.serving.launch import Slot
 from tasks.serving.line import now_s
 from tasks.serving.server import Job, Server
+from tasks.serving.slot_state import SlotState
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +31,6 @@ _FIRST_CHAT_TOKENS = 4
 _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 60.0
 
-_MEMORY_WAIT_S = 30.0
 _RECORD_WAIT_S = 5.0
 """An intent should be in the ledger before the process; but with the database gone a pool must still heal."""
 
@@ -86,11 +86,7 @@ class Worker:
         self._turns = turns
         self._server: Server | None = None
         self._ready_since: float | None = None
-        self._cache = compile_cache.folder(
-            job.settings, job.serving, slot, job.release_path, device_memory.kind(slot, job.settings)
-        )
-        self._cache_was_warm = False
-        self._memory_before = device_memory.used_bytes(slot, job.settings)
+        self._slot_state = SlotState(slot, job)
         self._unwanted_blocks: set[int] = set()
         self._wanted_again = asyncio.Event()
 
@@ -149,8 +145,8 @@ class Worker:
                 if survivors:
                     why = Diagnosis("does not end", Remedy.OPERATOR, f"{survivors} do not end after SIGKILL")
                 self._server = None
-            if self._may_be_the_cache(why):
-                await asyncio.to_thread(compile_cache.drop, self._cache)
+            if await self._slot_state.dropped_its_cache(why, self._ready_since is not None):
+                why = replace(why, remedy=Remedy.RETRY)
             if (
                 self._ready_since is not None
                 and now_s() - self._ready_since > self._settings.worker_settled_s
@@ -162,26 +158,7 @@ class Worker:
                 self.given_up = why
                 return
             await asyncio.sleep(min(_FIRST_PAUSE_S * 4 ** (failures - 1), _LONGEST_PAUSE_S))
-            await self._until_the_memory_is_back()
-
-    def _may_be_the_cache(self, why: Diagnosis) -> bool:
-        """Whether it never became ready, for no reason that is known, with kernels that another one compiled."""
-        is_unclear = why.kind in ("unknown", "corrupt cache")
-        return is_unclear and self._ready_since is None and self._cache_was_warm
-
-    async def _until_the_memory_is_back(self) -> None:
-        """A worker that starts beside the memory of its predecessor takes too little (vllm #55827)."""
-        if not self._memory_before:
-            return
-        deadline = now_s() + _MEMORY_WAIT_S
-        allowed = self._memory_before + self._settings.memory_tolerance_mb * 2**20
-        while await asyncio.to_thread(device_memory.used_bytes, self._slot, self._settings) > allowed:
-            if now_s() > deadline:
-                log.warning(
-                    "%s: the memory of its device is not back; it is started all the same", self.worker_id
-                )
-                return
-            await asyncio.sleep(1.0)
+            await self._slot_state.until_memory_is_back()
 
     async def _serve(self) -> Diagnosis:
         """Start a server and watch it; returns why it does not serve any more."""
@@ -206,6 +183,9 @@ class Worker:
             return Diagnosis("not started", Remedy.OPERATOR, f"{self.worker_id} cannot be started: {error}")
         finally:
             block.release()
+        if self._ready_since is not None and why.remedy is not Remedy.RETRY:
+            # It served: flags, files and sizes were right. What its log says of them is an echo of its end.
+            why = replace(why, remedy=Remedy.RETRY)
         if why.kind == "address in use":
             self._unwanted_blocks.add(block.first)
         return why
@@ -215,8 +195,8 @@ class Worker:
         self.url = server.url(self._job, block)
         self.state, self.message = "starting", "about to be started"
         await self._intend(block)
-        self._cache_was_warm = compile_cache.use(self._cache)
-        self._server = started = Server(self.worker_id, self._job, self._slot, block, self._cache)
+        self._slot_state.begin()
+        self._server = started = Server(self.worker_id, self._job, self._slot, block, self._slot_state.cache)
         log.info("%s: start %d: %s on %s", self.worker_id, self.attempt, started.leader, self.url)
         if started.leader is not None:
             values = {**self._identity(), **asdict(started.leader)}
@@ -254,7 +234,7 @@ class Worker:
         except probes.NoAnswer as error:
             raise _Failed(started.why(f"does not serve: {error}")) from None
         await asyncio.to_thread(started.note_what_it_holds)
-        started.memory_bytes = await asyncio.to_thread(device_memory.used_bytes, self._slot, self._settings)
+        started.memory_bytes = await asyncio.to_thread(self._slot_state.memory_bytes)
         self._record_start(report, started)
         self._ready_since = now_s()
         self._change("ready", prewarm.summary(report))
@@ -286,7 +266,10 @@ class Worker:
         startup = {
             "timeline": {**started.timeline(), "ready": started.age_s()},
             "first_requests": first_requests,
-            "compile_cache": {"folder": str(self._cache), "was_warm": self._cache_was_warm},
+            "compile_cache": {
+                "folder": str(self._slot_state.cache),
+                "was_warm": self._slot_state.cache_was_warm,
+            },
             "device_memory_bytes": started.memory_bytes,
         }
         values = {

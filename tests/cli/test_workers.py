@@ -38,7 +38,7 @@ def test_the_probe_fails_exactly_when_the_node_is_not_as_the_ledger_says(
     os.kill(engine.pid, signal.SIGSTOP)
     wait_for("suspect", lambda: world.registry()["workers"][0]["state"] == "suspect")
     assert main(["status", "--probe"]) == 4
-    assert "worker-0 is suspect: its engine is stopped" in capsys.readouterr().err
+    assert "worker-0 is suspect: stopped by a signal" in capsys.readouterr().err
     os.kill(engine.pid, signal.SIGCONT)
 
     keeper = world.pool().keeper

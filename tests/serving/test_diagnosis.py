@@ -73,6 +73,18 @@ def test_what_went_well_is_not_blamed(log: Path) -> None:
     assert diagnose(log, mentions, "Error: something new").kind == "unknown"
 
 
+def test_the_engines_own_words_are_shown_not_those_that_point_to_them(log: Path) -> None:
+    found = diagnose(
+        log,
+        "ERROR 11-30 00:00:00 [core.py:1] TypeError: unsupported operand for a frobnicator",
+        *(f'ERROR   File "api_server.py", line {number}, in run' for number in range(9)),
+        "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
+    )
+    assert found.kind == "unknown"
+    assert "unsupported operand for a frobnicator" in found.message
+    assert "See root cause above" not in found.message
+
+
 def test_a_killed_server_is_not_explained_by_what_its_log_says(log: Path) -> None:
     found = diagnose(log, "an old FileNotFoundError in passing", status=-signal.SIGKILL)
     assert (found.kind, found.remedy) == ("killed", Remedy.RETRY)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.errors import StageFailed
+from tasks.errors import StageError, StageFailed
 from tasks.node import processes
 from tasks.serving import keeper_process
 from tasks.settings import REPOSITORY
@@ -55,7 +55,7 @@ def test_a_keeper_becomes_a_unit_with_a_maximum_run_time_and_no_secret_in_sight(
 def test_a_unit_that_ends_at_once_is_told_with_its_log(world: World) -> None:
     a_systemd(world, state="failed")
     world.configure(keeper_unit="always", port_range=[1, 1], serve_host="203.0.113.1")
-    with pytest.raises(StageFailed, match=r"the keeper ended \(exit-code, exit status 4\)"):
+    with pytest.raises(StageError, match=r"the keeper ended \(exit-code, exit status 4\)"):
         world.execute("start")
 
 

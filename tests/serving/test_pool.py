@@ -89,7 +89,7 @@ def test_a_stopped_engine_is_found_although_health_answers_and_is_replaced(world
     wait_for("another", lambda: world.server(0) != server and _all_ready(world), within_s=40)
     assert not engine.is_alive()
     evidence = [row["evidence"] for row in world.rows("select evidence from pool_worker_change")]
-    assert any("its engine is stopped (state T)" in text for text in evidence)
+    assert any("stopped by a signal (state T)" in text for text in evidence)
     assert any("no token was made for" in text and "hangs" in text for text in evidence)
 
 
@@ -103,6 +103,16 @@ def test_a_stopped_engine_that_goes_on_is_ready_again(world: World) -> None:
     assert world.engine(0) == engine
 
 
+def test_a_stopped_api_server_is_suspect_at_once_and_ready_when_it_goes_on(world: World) -> None:
+    world.execute("start")
+    server = world.server(0)
+    os.kill(server.pid, signal.SIGSTOP)
+    wait_for("clients hear of it", lambda: world.registry()["workers"][0]["state"] == "suspect", within_s=2)
+    os.kill(server.pid, signal.SIGCONT)
+    wait_for("ready again", lambda: _all_ready(world))
+    assert world.server(0) == server
+
+
 def test_a_killed_engine_takes_its_worker_along_and_both_are_replaced(world: World) -> None:
     world.execute("start")
     engine = world.engine(0)
@@ -110,6 +120,17 @@ def test_a_killed_engine_takes_its_worker_along_and_both_are_replaced(world: Wor
     wait_for("clients hear of it", lambda: world.registry()["workers"][0]["state"] != "ready", within_s=2)
     wait_for("another", lambda: _all_ready(world))
     assert world.engine(0) != engine
+
+
+def test_a_worker_that_served_is_replaced_whatever_its_log_says_at_its_end(world: World) -> None:
+    says = "FileNotFoundError: [Errno 2] No such file or directory: '/psm_1'"
+    world.configure(worker_environment={"STANDIN_LAST_WORDS": says})
+    world.execute("start")
+    server = world.server(0)
+    kill(world.engine(0))
+    wait_for("another", lambda: world.server(0) != server and _all_ready(world))
+    evidence = world.rows("select evidence from pool_worker_change where state = 'dead'")
+    assert says in evidence[0]["evidence"]
 
 
 def _all_ready(world: World) -> bool:
@@ -344,8 +365,11 @@ def test_the_key_and_our_secrets_are_nowhere_to_be_read(world: World) -> None:
     world.monkeypatch.setenv(
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN", "postgresql://airflow:hidden@localhost/airflow"
     )
-    world.execute("start")
+    result = world.execute("start")
     key, secret = world.key(), world.settings.secret().decode()
+    seen = [str(vars(result))]  # what goes to XCom
+    for process in world.processes():
+        seen.append(Path(f"/proc/{process.pid}/cmdline").read_text())
     server = world.server(0)
     environ = Path(f"/proc/{server.pid}/environ").read_text()
     assert key in environ
@@ -353,11 +377,9 @@ def test_the_key_and_our_secrets_are_nowhere_to_be_read(world: World) -> None:
     ours = {entry.split("=")[0] for entry in environ.split("\0") if entry.startswith("QWEN_PIPELINE_")}
     assert ours == {"QWEN_PIPELINE_DEPLOYMENT", "QWEN_PIPELINE_PART"}
     world.execute("stop")
-    seen = [path.read_text() for path in world.settings.logs.rglob("*.log*")]
+    seen += [path.read_text() for path in world.settings.logs.rglob("*.log*")]
     for table in ("pool", "pool_worker", "pool_worker_change", "claim", "progress"):
         seen += [str(row) for row in world.rows(f"select * from {table}")]
-    for process in world.processes():
-        seen.append(Path(f"/proc/{process.pid}/cmdline").read_text())
     assert not any(key in text or secret in text for text in seen)
 
 

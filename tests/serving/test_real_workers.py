@@ -4,6 +4,7 @@ Takes some ten minutes of two cores, so it runs when asked for: `REAL_WORKERS=1 
 also waits for a lease to expire. What is seen is printed. The same with a stand-in for vLLM is in test_pool.py.
 """
 
+import asyncio
 import json
 import os
 import shutil
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from tasks import settings as deployment
 from tasks.errors import StageError
 from tasks.node.processes import Process
 from tasks.reap import reap
-from tasks.serving import ports, scratch
+from tasks.serving import ports, probes, scratch
 from tests.serving.forwarder import Forwarder
 from tests.serving.pool_world import World, make_world, status_of, wait_for
 from tests.serving.real_model import KEPT, tiny_qwen3
@@ -106,6 +108,7 @@ def test_every_way_to_die_is_noticed_and_mended(world: World) -> None:
         )
         assert heard_s < 2
     key = world.key()
+    see("thirty requests at once to four sequences", statuses=_overload(world, key))
     began = time.monotonic()
     world.execute("stop")
     stopped_s = time.monotonic() - began
@@ -118,6 +121,26 @@ def test_every_way_to_die_is_noticed_and_mended(world: World) -> None:
     assert not any(key in text for text in seen)
     for row in world.rows("select attempt, startup from pool_worker order by attempt"):
         see(f"start {row['attempt']}", **row["startup"])
+
+
+def _overload(world: World, key: str) -> dict[int, int]:
+    """Statuses of more requests than the worker may queue, and how many of each."""
+    (worker,) = world.registry()["workers"]
+
+    async def all_at_once() -> list[int]:
+        async with probes.session(key) as client:
+
+            async def one() -> int:
+                body = probes.chat("tiny-qwen3", 64)
+                async with client.post(f"{worker['url']}/v1/chat/completions", json=body) as response:
+                    await response.read()
+                    return response.status
+
+            return await asyncio.gather(*(one() for _ in range(30)))
+
+    statuses = Counter(asyncio.run(all_at_once()))
+    assert set(statuses) == {200, 503}
+    return dict(statuses)
 
 
 def test_a_worker_is_stopped_at_any_moment_of_its_start(world: World) -> None:
@@ -137,7 +160,7 @@ def test_a_worker_is_stopped_at_any_moment_of_its_start(world: World) -> None:
         nothing_is_left(world)
 
 
-def test_a_start_that_is_killed_leaves_nothing_after_reap_and_the_pool_comes_back(world: World) -> None:
+def test_a_start_that_is_killed_at_any_moment_leaves_nothing_after_reap(world: World) -> None:
     for after_s in (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 9.0, 13.0):
         starting = _start_in_a_process(world)
         time.sleep(after_s)

@@ -1,0 +1,58 @@
+"""When a keeper ends its pool by itself; what it does to workers is in test_pool.py."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tasks.ledger import Run
+from tasks.serving import keeper
+from tasks.serving.keeper import Keeper
+from tasks.settings import Settings
+from tests.runs import a_spec
+
+
+def a_keeper(useful_s: float, lease_left_s: float = 3600.0) -> Keeper:
+    """Without workers, ledger and processes."""
+    job = SimpleNamespace(settings=Settings(), serving=a_spec().serving)
+
+    async def made() -> Keeper:
+        return Keeper(cast(Any, None), cast(Any, job), cast(Any, None), useful_s)
+
+    one = asyncio.run(made())
+    one._renewed(keeper.now_s() + lease_left_s)
+    return one
+
+
+@pytest.mark.parametrize(
+    ("useful_s", "lease_left_s", "reason"),
+    [
+        (-1.0, 3600.0, "the deadline of its run is over"),
+        (3600.0, 0.0, "the lease expires and could not be renewed"),
+    ],
+)
+def test_a_pool_ends_by_the_keepers_clock(useful_s: float, lease_left_s: float, reason: str) -> None:
+    one = a_keeper(useful_s, lease_left_s)
+    asyncio.run(asyncio.wait_for(one._until_over([]), 5))
+    assert one._why_over == reason
+
+
+def test_a_pool_with_lease_and_use_goes_on() -> None:
+    one = a_keeper(useful_s=3600.0)
+    with pytest.raises(TimeoutError):
+        asyncio.run(asyncio.wait_for(one._until_over([]), 0.5))
+
+
+def test_a_pool_is_of_use_until_its_runs_deadline_and_long_enough_for_a_late_start() -> None:
+    settings = Settings(start_timeout_s=600.0)
+    spec = a_spec(limits={"deadline": "6h"})
+
+    def useful(started_ago: timedelta) -> float:
+        return keeper.useful_s(Run("run-1", spec, {}, datetime.now(UTC) - started_ago, None), settings)
+
+    early, late, too_late = (useful(timedelta(hours=hours)) for hours in (0, 5, 100))
+    assert early - late == pytest.approx(5 * 3600, abs=5)
+    assert 6 * 3600 < early < 9 * 3600
+    assert settings.start_timeout_s < too_late < late
