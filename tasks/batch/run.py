@@ -32,6 +32,8 @@ _LOG4J2 = Path(__file__).parent / "log4j2.properties"
 _ARROW_BATCH_ROWS = 256
 """Read ahead by a task while it asks: enough to keep a worker busy, little to hold."""
 
+_SHUFFLE_PARTITIONS = 16
+
 _WAIT_STEP_S = 2.0
 
 
@@ -157,6 +159,8 @@ def submission(run: Run, epoch: int, settings: Settings) -> SparkSubmission:
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(_ARROW_BATCH_ROWS),
         # Partitions that are joined together share one dispatcher, and leave cores without one.
         "spark.sql.adaptive.coalescePartitions.enabled": "false",
+        # Of the join with finished rows; its default of 200 is 200 tasks to start, each with nearly nothing to do.
+        "spark.sql.shuffle.partitions": str(_SHUFFLE_PARTITIONS),
         "spark.sql.session.timeZone": "UTC",
         **_cores(settings),
         **settings.spark_conf,

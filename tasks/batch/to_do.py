@@ -48,6 +48,8 @@ def rows_to_do(spark: Any, batch: PreparedBatch, answers: Answers, spec: RunSpec
     has_sessions = bool(batch.manifest["sessions"])
     if not has_sessions:
         frame = frame.where(is_asked)
+    if not answers.known.num_rows and not has_sessions:
+        return frame.withColumn("finished", lit(None).cast("string"))
     if answers.known.num_rows:
         done = folder / "done.parquet"
         _write_finished(answers, done, with_answers=has_sessions)
