@@ -26,7 +26,7 @@ _FIRST_WINDOW = 1.5
 _WIDEST_WINDOW = 2.0
 """The same, at most: more only waits in the engine, and is lost with it."""
 
-_WAITING_SHARE = 0.15
+_WAITING_SHARE = 0.25
 """Rows that should wait in an engine, over those that run: so that the next one is at hand when one ends."""
 
 _LEAST_WAITING = 2
