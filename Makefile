@@ -26,8 +26,8 @@ bench: setup
 chaos: setup           ## the recovery matrix, resumable; ARGS="--stages run --events 'disk full'" runs some
 	.venv/bin/python -m tests.chaos $(ARGS)
 
-demo: setup            ## MODEL=tiny-qwen3.5 SCHEME=fp8 ROWS=60 KEEP=1 choose; what is not given is the demo's own default
-	@.venv/bin/python -m demo up $(if $(MODEL),--model "$(MODEL)") $(if $(SCHEME),--scheme "$(SCHEME)") $(if $(ROWS),--rows "$(ROWS)") $(if $(KEEP),--keep)
+demo: setup            ## MODEL=tiny-qwen3.5 SCHEME=fp8 ROWS=60 SIM=dgx-a100 KEEP=1 choose; the rest is the demo's own default
+	@.venv/bin/python -m demo up $(if $(MODEL),--model "$(MODEL)") $(if $(SCHEME),--scheme "$(SCHEME)") $(if $(ROWS),--rows "$(ROWS)") $(if $(SIM),--sim "$(SIM)") $(if $(KEEP),--keep)
 
 down:                  ## ends what `make demo KEEP=1` left running
 	@.venv/bin/python -m demo down

@@ -3,7 +3,7 @@
     .venv/bin/python -m benchmarks.quality MODEL_FOLDER WORK_FOLDER [--no-answers]
 
 Converts the model with every scheme and group size that divides it, measures each candidate as the gate does
-(2,048 held-out tokens), and lets vLLM answer with each on this machine's CPU. Prints one JSON object a line.
+(1,024 held-out tokens), and lets vLLM answer with each on this machine's CPU. Prints one JSON object a line.
 """
 
 import json
@@ -19,8 +19,8 @@ from tasks.settings import Settings
 from tasks.weights import calibration, conversion, converting, measuring, recipes, store, tensors
 from tasks.weights.scales import SCALES
 
-_TOKENS = 1024
-_HELD_OUT_TOKENS = 2048
+_TOKENS = 512
+_HELD_OUT_TOKENS = 1024
 
 _QUESTIONS = (
     "What is the capital of France?",

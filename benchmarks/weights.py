@@ -151,6 +151,10 @@ def _write_model(folder: Path, files: int, rows: int) -> None:
     )
     size = 2 * rows * _COLUMNS
     row = bytes(byte if place % 2 == 0 else 0x3C for place, byte in enumerate(os.urandom(2 * _COLUMNS)))
+    index = {
+        f"model.layers.{number}.mlp.up_proj.weight": f"model-{number}.safetensors" for number in range(files)
+    }
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
     for number in range(files):
         entry = {"dtype": "BF16", "shape": [rows, _COLUMNS], "data_offsets": [0, size]}
         header = json.dumps({f"model.layers.{number}.mlp.up_proj.weight": entry}).encode()

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from demo import steps, summary
+from demo import simulated, steps, summary
 from demo.children import kept_port
-from demo.world import LOCAL_MODELS, REPOSITORY, SCHEMES, World
+from demo.world import LOCAL_MODELS, REPOSITORY, SCHEMES, SIMULATED_NODES, World
 from tasks.errors import StageError, StageFailed
 
 
@@ -57,6 +57,8 @@ def _up(world: World, console: Console, *, keep: bool) -> int:
         document = summary.summarise(world, run.run_id)
         summary.write(world, document)
         summary.show(world, document, console)
+        if world.sim is not None:
+            console.print(f"\n{simulated.at_the_end(world, run.run_id)}", highlight=False, markup=False)
         ended_well = True
         if keep:
             console.print(
@@ -81,8 +83,8 @@ def _world(options: argparse.Namespace) -> World:
     home = options.home.absolute()
     if options.verb == "up" and options.model in LOCAL_MODELS:
         hub_url = f"http://127.0.0.1:{kept_port(home / 'hub-port')}"
-        return World(home, options.model, options.scheme, hub_url, options.rows)
-    return World(home, options.model, options.scheme, rows=options.rows)
+        return World(home, options.model, options.scheme, hub_url, options.rows, options.sim)
+    return World(home, options.model, options.scheme, rows=options.rows, sim=options.sim)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -98,6 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--scheme", default="awq", help=", ".join(SCHEMES))
     parser.add_argument("--rows", type=int, help="ask only so many of the prompts")
+    parser.add_argument("--sim", help=f"with simulated GPUs: {', '.join(SIMULATED_NODES)}")
     parser.add_argument("--keep", action="store_true", help="leave the UI up")
     return parser
 

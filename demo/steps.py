@@ -11,7 +11,7 @@ from types import FrameType
 
 from rich.console import Console
 
-from demo import prompts
+from demo import prompts, simulated
 from demo.airflow_api import AirflowApi, DagRun
 from demo.airflow_services import Airflow
 from demo.children import last_lines
@@ -32,6 +32,8 @@ _TEARDOWN_DEADLINE_S = 60.0
 def bring_up(world: World, console: Console) -> Airflow:
     """Database, prompts, model, hub and Airflow: there when this returns. What is there already is kept."""
     _step(console, "database", lambda: _start_database(world))
+    if world.sim is not None:
+        _step(console, "GPUs", lambda: simulated.make_ready(world))
     with ThreadPoolExecutor(max_workers=3) as pool:
         # Each builder waits in its own thread: its child is tied to that thread.
         jobs = [pool.submit(_step, console, "prompts", lambda: _write_prompts(world))]

@@ -23,6 +23,9 @@ LOCAL_MODELS = {
 
 SCHEMES = ("awq", "fp8", "none")
 
+SIMULATED_NODES = {"dgx-a100": "a100-80*8"}
+"""Nodes whose GPUs are simulated, and what their driver is told to be."""
+
 
 @dataclass(frozen=True)
 class World:
@@ -34,6 +37,8 @@ class World:
     hub_url: str | None = None
     rows: int | None = None
     """How many of the prompts are asked; None: all."""
+    sim: str | None = None
+    """One of SIMULATED_NODES; None: no GPU at all."""
 
     def __post_init__(self) -> None:
         if self.scheme not in SCHEMES:
@@ -46,6 +51,8 @@ class World:
 
         if self.rows is not None and self.rows < 1:
             raise InputError(f"ROWS={self.rows} is not possible; at least one prompt is asked")
+        if self.sim is not None and self.sim not in SIMULATED_NODES:
+            raise InputError(f"SIM={self.sim} is not known; one of {', '.join(SIMULATED_NODES)}")
 
     @property
     def deployment(self) -> str:
@@ -75,7 +82,9 @@ class World:
     @property
     def answers(self) -> Path:
         """Where the run publishes; one folder per model and scheme, so that they can be compared."""
-        return self.home / "answers" / f"{self.model.replace('/', '--')}-{self.scheme}"
+        name = f"{self.model.replace('/', '--')}-{self.scheme}"
+        # Answers that are there would leave nothing to cut GPUs for.
+        return self.home / "answers" / (f"{name}-on-{self.sim}" if self.sim else name)
 
     @property
     def pipeline(self) -> Path:
@@ -112,6 +121,7 @@ class World:
             "QWEN_PIPELINE_TRY_RELEASES": "false",  # a minute later the demo's own workers load it
             "AIRFLOW_CONN_SPARK_DEFAULT": '{"conn_type": "spark", "host": "local[2]"}',
         }
+        variables |= {f"QWEN_PIPELINE_{name.upper()}": str(value) for name, value in self._simulation.items()}
         return variables | ({"HF_ENDPOINT": self.hub_url} if self.hub_url else {})
 
     def settings(self) -> Settings:
@@ -121,6 +131,7 @@ class World:
             deployment=self.deployment,
             ledger_url_file=self._ledger_url_file,
             node="local",
+            **self._simulation,
         )
 
     def write_secrets(self) -> None:
@@ -138,7 +149,8 @@ class World:
             "model": {"repo": self.repo, "revision": "main"},
             "convert": {"scheme": self.scheme, "group_size": 64, "calibration_tokens": 512},
             "node": "local",
-            "layout": {"cpu": 2},
+            # Two workers, whatever they stand for: this machine has few cores.
+            "layout": {"mig": {"3g.40gb": 2}, "gpus": 1} if self.sim else {"cpu": 2},
             "serving": {
                 "max_model_len": 2048,
                 "max_num_seqs": 32,
@@ -156,6 +168,12 @@ class World:
             },
             "limits": {"deadline": "1h", "max_row_error_rate": 0.02, "partial": False},
         }
+
+    @property
+    def _simulation(self) -> dict[str, Any]:
+        if self.sim is None:
+            return {}
+        return {"nvml": f"sim:{SIMULATED_NODES[self.sim]}", "nvml_state": self.pipeline / f"{self.sim}.json"}
 
     @property
     def _ledger_url_file(self) -> Path:

@@ -126,9 +126,10 @@ def name_of_run(context: Any) -> str:
 def impatient_settings() -> "Settings":
     """The deployment's settings for a task: Airflow waits for other runs, and does so without a slot."""
     patient = settings.current()
-    waits = {
-        name: min(_HOLDS_THE_SLOT_S, getattr(patient, name)) for name in ("batch_wait_s", "weights_wait_s")
-    }
+    names = ("batch_wait_s", "weights_wait_s", "lease_wait_s")
+    waits = {name: min(_HOLDS_THE_SLOT_S, getattr(patient, name)) for name in names}
+    # Its place in line is kept while it is away.
+    waits["lease_place_s"] = max(patient.lease_place_s, 3 * patient.wait_step_s)
     return patient.model_copy(update=waits)
 
 

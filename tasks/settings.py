@@ -27,6 +27,15 @@ class Notification(BaseModel):
     arguments: dict[str, Any] = Field(default_factory=dict)
 
 
+class Quota(BaseModel):
+    """What one tenant may have of this deployment; null: no bound."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    devices: int | None = Field(default=None, ge=1)
+    device_hours_per_day: float | None = Field(default=None, gt=0)
+
+
 class Settings(BaseSettings):
     """The deployment's settings; frozen, because a run must not see them change under it."""
 
@@ -59,6 +68,10 @@ class Settings(BaseSettings):
     wait_step_s: float = Field(default=60.0, ge=1.0)
     """How often a task that waits for what another run holds looks again; in between it holds no worker slot."""
 
+    quotas: dict[str, Quota] = Field(default_factory=dict)
+    """By tenant (a JSON object): devices (GPUs, or CPU cores) held at once, and device hours of the last 24.
+    A run that would be over them waits; `*` is for tenants that are not named."""
+
     notify: tuple[Notification, ...] = ()
     """Who is told how a run ended (a JSON list of {on, notifier, arguments}); nobody by default."""
 
@@ -81,7 +94,7 @@ class Settings(BaseSettings):
     """The other converter, which few need; `make setup WITH=autoawq` makes its environment."""
 
     python_serving: Path = REPOSITORY / ".envs/serving/bin/python"
-    """Runs vLLM; point it at a CUDA build on a node with GPUs."""
+    """Runs vLLM; point it at a CUDA build on a node with GPUs, with this project installed (--no-deps) beside it."""
 
     python_spark: Path = REPOSITORY / ".envs/spark/bin/python"
     """Drives Spark and runs its Python workers; pyspark clashes with what Airflow's provider requires."""
@@ -249,6 +262,10 @@ class Settings(BaseSettings):
             digest = sha256(str(self.home).encode()).hexdigest()[:8]
             object.__setattr__(self, "deployment", f"qwen-{digest}")
         return self
+
+    def quota_of(self, tenant: str) -> Quota | None:
+        """What bounds the tenant's runs, if anything."""
+        return self.quotas.get(tenant, self.quotas.get("*"))
 
     @property
     def store(self) -> Path:

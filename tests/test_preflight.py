@@ -4,6 +4,7 @@ import json
 import os
 import socket
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import psycopg
@@ -12,10 +13,12 @@ import pytest
 from tasks import ledger as ledger_package
 from tasks import stages
 from tasks.errors import InputError, StageFailed, Unavailable
-from tasks.gpu import inventory
+from tasks.gpu import inventory, nvml
 from tasks.gpu.inventory import Gpu, Inventory
+from tasks.gpu.simulated import control
 from tasks.preflight import check_spec
 from tasks.preflight import deployment as deployment_checks
+from tasks.settings import Settings
 from tasks.weights import hub, store, tensors
 from tests.runs import a_spec, open_ledger, settings_of
 
@@ -289,6 +292,77 @@ def test_torch_must_suit_the_driver_where_there_are_gpus(preflight, spec, monkey
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.13.0+cu128\n")
     assert preflight(full).facts["checks"][-1]["found"] == "driver 535.1, torch 2.13.0+cu128"
+
+
+@pytest.fixture
+def simulated(tmp_path):
+    """Settings of a node with one simulated H100, MIG on."""
+    where = {"nvml": "sim:h100-80*1", "nvml_state": tmp_path / "node"}
+    library = nvml.simulation(Settings(home=tmp_path, **where))
+    control.set_mode(library.file, True)
+    return where
+
+
+def test_a_layout_is_planned_and_its_gpus_are_said_to_be_simulated(preflight, spec, simulated):
+    result = preflight(spec(layout={"mig": {"3g.40gb": 2}}), **simulated)
+    checks = {check["check"]: check for check in result.facts["checks"]}
+    assert checks["layout"]["found"].startswith("SIMULATED GPUs: 1 GPU(s)")
+    assert "workers run on CPU cores in their stead" in checks["driver"]["found"]
+    assert checks["ports"]["found"].endswith("21 wanted")
+
+
+def test_a_profile_that_the_driver_does_not_offer_is_refused_with_those_that_it_does(
+    preflight, spec, simulated
+):
+    with pytest.raises(
+        InputError, match=r"layout\.mig: GPU 0 .* has no profile 3g\.39gb; its driver offers 1g"
+    ):
+        preflight(spec(layout={"mig": {"3g.39gb": 1}}), **simulated)
+
+
+@pytest.fixture
+def large_model(settings):
+    """30 GiB of weights, downloaded."""
+    folder = store.download_folder(settings, "owner/name", PINS["commit"])
+    folder.mkdir(parents=True)
+    manifest = store.Manifest({}, {"model.safetensors": store.File(30 * GIB, "0" * 64)})
+    (folder / store.DOWNLOAD_MANIFEST).write_text(manifest.dumps())
+    shape = {"hidden_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 8, "vocab_size": 1000}
+    (folder / "config.json").write_text(json.dumps(shape))
+
+
+def test_a_model_that_no_device_of_the_layout_holds_is_refused_with_the_numbers(
+    preflight, spec, large_model, simulated
+):
+    small = spec(layout={"mig": {"1g.10gb": 2}}, convert={"scheme": "none"})
+    with pytest.raises(InputError, match=r"layout\.mig: a device of 9\.8 GiB does not hold .*weights 30\.0"):
+        preflight(small, **simulated)
+
+
+def test_an_auto_layout_is_shown_with_the_numbers_it_comes_from(preflight, spec, large_model, simulated):
+    found = preflight(spec(layout={"mig": "auto"}, convert={"scheme": "none"}), **simulated)
+    checks = {check["check"]: check["found"] for check in found.facts["checks"]}
+    assert "auto: 2 x 3g.40gb" in checks["layout"]
+    assert "weights 30.0" in checks["layout.memory"]
+
+
+def test_a_vllm_that_cannot_read_the_uuids_of_mig_devices_is_refused(
+    preflight, spec, settings, monkeypatch, simulated
+):
+    """vLLM #41848."""
+    there = replace(inventory.read(settings.model_copy(update=simulated)), simulated=False)
+    monkeypatch.setattr(inventory, "read", lambda settings: there)
+    packages = settings.python_serving.parent.parent / "lib" / "python3.11" / "site-packages"
+    for name, version in (("torch", "2.13.0+cu128"), ("vllm", "0.23.1")):
+        info = packages / f"{name}-{version}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    with pytest.raises(StageFailed, match=r"vllm: .*has vLLM 0\.23\.1.*install 0\.24 or later"):
+        preflight(spec(layout={"mig": {"3g.40gb": 1}}), **simulated)
+    (packages / "vllm-0.23.1.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: vllm\nVersion: 0.24.0\n"
+    )
+    preflight(spec(layout={"mig": {"3g.40gb": 1}}), **simulated)
 
 
 def test_a_user_error_and_an_operators_are_said_together_and_the_users_comes_first(preflight, spec, tmp_path):

@@ -9,7 +9,9 @@ import json
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
+from itertools import count
 from typing import Any
+from uuid import uuid4
 
 import aiohttp
 from yarl import URL
@@ -24,6 +26,11 @@ _TOO_LONG = ("maximum context length", "max_model_len", "is too long", "longer t
 
 _HEADS = 1024
 """Rows with sampling or a schema of their own come in few kinds; the kinds that are kept at hand."""
+
+
+_NAME = "X-Request-Id"
+_ANSWER_NAME = "chatcmpl-"
+"""vLLM names its answer by this and the request's own name."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +133,9 @@ class Engine:
             "Authorization": f"Bearer {asking.key}",
             "Content-Type": "application/json",
         }
+        self._names = map(f"{uuid4().hex}-{{}}".format, count())
+        self._in_flight: set[str] = set()
+        """Names of the requests that are out."""
         self._validator = _validator(json.dumps(asking.schema)) if asking.schema is not None else None
 
     async def ask(self, url: URL, row: Row, messages: str, timeout_s: float) -> Outcome:
@@ -136,9 +146,18 @@ class Engine:
             timeout_s: from sending it to the last byte of its answer.
         """
         body = b"".join((self._asking.head(row), b',"messages":', messages.encode(), b"}"))
+        name = next(self._names)
+        self._in_flight.add(name)
+        try:
+            return await self._post(url, row, body, name, timeout_s)
+        finally:
+            self._in_flight.discard(name)
+
+    async def _post(self, url: URL, row: Row, body: bytes, name: str, timeout_s: float) -> Outcome:
+        headers = {**self._headers, _NAME: name}
         try:
             async with self._session.post(
-                url, data=body, headers=self._headers, timeout=_timeout(timeout_s)
+                url, data=body, headers=headers, timeout=_timeout(timeout_s)
             ) as response:
                 content = await response.read()
                 status, retry_after = response.status, response.headers.get("Retry-After")
@@ -149,10 +168,10 @@ class Engine:
         except (aiohttp.ClientError, ConnectionError) as error:
             return Trouble(Fault.LOST, f"the connection ended before the answer ({type(error).__name__})")
         if status == 200:
-            return self._answer(content, row)
+            return self._answer(content, row, name)
         return _failure(status, content, retry_after)
 
-    def _answer(self, content: bytes, row: Row) -> Outcome:
+    def _answer(self, content: bytes, row: Row, name: str) -> Outcome:
         try:
             document = json.loads(content)
             choice = document["choices"][0]
@@ -166,10 +185,14 @@ class Engine:
                 int(usage.get("completion_tokens") or 0),
             )
             model = document.get("model")
+            answered_name = str(document.get("id")).removeprefix(_ANSWER_NAME)
         except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
             return Trouble(Fault.ERROR, f"the answer is not a chat completion ({type(error).__name__})")
         if model != self._asking.model:
             return Trouble(Fault.UNREACHED, f"the worker serves {model!r}, not {self._asking.model!r}")
+        # An engine that does not repeat the name says nothing; another request's is another row's answer.
+        if answered_name != name and answered_name in self._in_flight:
+            return Trouble(Fault.ERROR, "the worker answered with another request's answer")
         validator = _validator(row.schema) if row.schema is not None else self._validator
         return answered if validator is None else _validated(answered, validator)
 

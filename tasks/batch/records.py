@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from json.encoder import encode_basestring
 from typing import Literal
 
 Status = Literal["answered", "empty", "length", "failed"]
@@ -54,8 +55,14 @@ class Result:
 
     def to_json(self) -> bytes:
         """UTF-8 without line breaks."""
-        document = {name: getattr(self, name) for name in self.__slots__}
-        return _ENCODE(document).encode()
+        # Written out: a general encoder took a tenth of a request's time. JSON knows no other text than this.
+        return (
+            f'{{"id":{_text(self.id)},"status":"{self.status}","answer":{_text(self.answer)},'
+            f'"error_class":{_text(self.error_class)},"error_message":{_text(self.error_message)},'
+            f'"finish_reason":{_text(self.finish_reason)},"prompt_tokens":{self.prompt_tokens},'
+            f'"completion_tokens":{self.completion_tokens},"latency_s":{self.latency_s},'
+            f'"worker":{_text(self.worker)},"attempts":{self.attempts},"release_id":{_text(self.release_id)}}}'
+        ).encode()
 
     @classmethod
     def from_json(cls, document: bytes) -> "Result":
@@ -63,4 +70,5 @@ class Result:
         return cls(**json.loads(document))
 
 
-_ENCODE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+def _text(value: str | None) -> str:
+    return "null" if value is None else encode_basestring(value)

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import ceil
 
 import aiohttp
 from yarl import URL
@@ -99,7 +100,7 @@ class Worker:
             return
         # Not trusted from now on, whatever the fault was.
         self.failures = max(self.failures, _FAILURES_OF_ROWS + 1)
-        longest_s = min(_FIRST_REST_S * 2 ** (self.failures - _FAILURES_OF_ROWS), _LONGEST_REST_S)
+        longest_s = min(_FIRST_REST_S * 2 ** (self.failures - _FAILURES_OF_ROWS - 1), _LONGEST_REST_S)
         self._until(retry_after_s if retry_after_s is not None else longest_s * random.uniform(0.5, 1.0))
 
     def is_full(self, retry_after_s: float | None) -> None:
@@ -149,7 +150,7 @@ class Pool:
     def limit(self) -> int:
         """Rows that this dispatcher should have in flight; at least 1."""
         now = time.monotonic()
-        return max(1, round(sum(worker.room(now) for worker in self._workers.values())))
+        return max(1, sum(ceil(worker.room(now)) for worker in self._workers.values()))
 
     async def keep_up_to_date(self) -> None:
         """Ask the registry again and again; ends only by cancellation.

@@ -36,6 +36,8 @@ _READ = pa.schema(
     ]
 )
 
+_TOKENS = pa.schema([_READ.field("prompt_tokens"), _READ.field("completion_tokens")])
+
 _KNOWN = pa.schema(
     [
         pa.field("id", pa.string()),
@@ -97,13 +99,18 @@ NOTHING = Answers(_KNOWN.empty_table())
 
 def answers_of(ledger: Ledger, batch_id: str, output: Path) -> Answers:
     """Read what is finished: registered segments in the order of commits, then what `output` publishes."""
+    return read_answers(in_ledger.registered(ledger, batch_id), published.intact_files(output, batch_id))
+
+
+def read_answers(ranges: Iterable[Range], published_files: Iterable[Path]) -> Answers:
+    """What these ranges hold, in the order of commits, then what these published files hold."""
     read = _Reading()
-    for one in in_ledger.registered(ledger, batch_id):
+    for one in ranges:
         for table in segments.tables(one.path, one.start, one.stop, _READ):
             read.add(table, one.path)
             read.records += table.num_rows
             read.spent[one.run_id] += _sum(table, "prompt_tokens") + _sum(table, "completion_tokens")
-    for path in published.intact_files(output, batch_id):
+    for path in published_files:
         table = pq.read_table(path, columns=published.KNOWN_COLUMNS)
         table = table.append_column("offset", pa.arange(0, table.num_rows))
         table = table.append_column("length", pa.repeat(pa.scalar(-1, pa.int32()), table.num_rows))
@@ -203,7 +210,8 @@ class _Reading:
         }
         known = [columns[name] if name in columns else table.column(name) for name in _KNOWN.names]
         self._tables.append(pa.table(known, schema=_KNOWN))
-        self._tokens.append(table.select(["prompt_tokens", "completion_tokens"]))
+        tokens = [table.column(name).cast(pa.int64()) for name in _TOKENS.names]
+        self._tokens.append(pa.table(tokens, schema=_TOKENS))
 
     def answers(self) -> Answers:
         """What was collected."""

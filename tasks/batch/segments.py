@@ -83,8 +83,10 @@ class SegmentWriter:
 
     def close(self) -> None:
         """Flush, and end the segment."""
-        self.flush()
-        os.close(self._file)
+        try:
+            self.flush()
+        finally:
+            os.close(self._file)
 
     def __enter__(self) -> "SegmentWriter":
         return self

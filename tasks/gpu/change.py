@@ -273,7 +273,11 @@ def _steps_back(gpu: Gpu, before: Gpu, made: set[tuple[str, Spot | None]]) -> li
     stripped = [
         one for one in gpu.instances if one.is_orphan and one not in before.instances and one not in ours
     ]
-    return difference(gpu, was, ours, stripped).steps()
+    steps = difference(gpu, was, ours, stripped).steps()
+    if (gpu.mig_mode, gpu.mig_pending) == (before.mig_mode, before.mig_pending):
+        # A mode that somebody else has asked for, and that waits for a reset, is theirs.
+        steps = [step for step in steps if step.do != "mode"]
+    return steps
 
 
 def differences(gpu: Gpu, wanted: GpuLayout) -> list[str]:

@@ -113,7 +113,7 @@ def read(handle: Any, processes: tuple[GpuProcess, ...]) -> Cut:
     profiles = tuple(profiles_of(handle))
     found = [one for profile in profiles for one in _instances(handle, profile)]
     devices = _devices(handle) if found else {}
-    instances = [_instance(handle, gi, profile, at, devices, processes) for gi, profile, at in found]
+    instances = [_instance(each, devices, processes) for each in found]
     return Cut(profiles, tuple(sorted(instances, key=lambda each: each.placement)))
 
 
@@ -164,15 +164,28 @@ def _placements(handle: Any, profile_id: int) -> tuple[Placement, ...]:
     return tuple(sorted(Placement(one.start, one.size) for one in found[: count.value]))
 
 
-def _instances(handle: Any, profile: Profile) -> list[tuple[int, Profile, Placement]]:
+@dataclass(frozen=True)
+class _Found:
+    """A GPU instance, before its compute instances are known."""
+
+    handle: Any
+    gi: int
+    profile: Profile
+    placement: Placement
+
+
+def _instances(handle: Any, profile: Profile) -> list[_Found]:
     count = ctypes.c_uint(profile.most)
     found = (pynvml.c_nvmlGpuInstance_t * profile.most)()
     try:
         pynvml.nvmlDeviceGetGpuInstances(handle, profile.profile_id, found, ctypes.byref(count))
     except pynvml.NVMLError_NotSupported:  # MIG is off
         return []
-    infos = [pynvml.nvmlGpuInstanceGetInfo(one) for one in found[: count.value]]
-    return [(info.id, profile, Placement(info.placement.start, info.placement.size)) for info in infos]
+    infos = [(one, pynvml.nvmlGpuInstanceGetInfo(one)) for one in found[: count.value]]
+    return [
+        _Found(one, info.id, profile, Placement(info.placement.start, info.placement.size))
+        for one, info in infos
+    ]
 
 
 def _devices(handle: Any) -> dict[int, list[tuple[int, str]]]:
@@ -189,29 +202,21 @@ def _devices(handle: Any) -> dict[int, list[tuple[int, str]]]:
 
 
 def _instance(
-    handle: Any,
-    gi: int,
-    profile: Profile,
-    placement: Placement,
-    devices: dict[int, list[tuple[int, str]]],
-    processes: tuple[GpuProcess, ...],
+    found: _Found, devices: dict[int, list[tuple[int, str]]], processes: tuple[GpuProcess, ...]
 ) -> Instance:
     compute: list[ComputeInstance] = []
     spanned = False
-    if gi in devices:
-        gpu_instance = pynvml.nvmlDeviceGetGpuInstanceById(handle, gi)
-        for ci, uuid in devices[gi]:
-            info = pynvml.nvmlComputeInstanceGetInfo(
-                pynvml.nvmlGpuInstanceGetComputeInstanceById(gpu_instance, ci)
-            )
-            compute.append(ComputeInstance(info.placement.start, info.profileId, ci, uuid))
-            spanned = spanned or info.placement.size == profile.compute_slices
+    for ci, uuid in devices.get(found.gi, ()):
+        part = pynvml.nvmlGpuInstanceGetComputeInstanceById(found.handle, ci)
+        info = pynvml.nvmlComputeInstanceGetInfo(part)
+        compute.append(ComputeInstance(info.placement.start, info.profileId, ci, uuid))
+        spanned = spanned or info.placement.size == found.profile.compute_slices
     return Instance(
-        gi=gi,
-        profile_id=profile.profile_id,
-        name=profile.name,
-        placement=placement,
+        gi=found.gi,
+        profile_id=found.profile.profile_id,
+        name=found.profile.name,
+        placement=found.placement,
         compute=tuple(sorted(compute)),
-        processes=tuple(each for each in processes if each.gi == gi),
+        processes=tuple(each for each in processes if each.gi == found.gi),
         is_whole=len(compute) == 1 and spanned,
     )

@@ -15,7 +15,7 @@ from tasks.gpu import cutting, demand, inventory, nvml, record, sizing, slots
 from tasks.gpu.demand import Demand, GpuLayouts, Taken
 from tasks.gpu.inventory import Inventory
 from tasks.gpu.sizing import Estimate
-from tasks.ledger import leases
+from tasks.ledger import leases, quotas
 from tasks.ledger.claims import facts_of
 from tasks.ledger.leases import Lease
 from tasks.settings import Settings
@@ -194,10 +194,14 @@ def _take(context: Context) -> tuple[Lease, tuple[Taken, ...]]:
         there = _devices(context)
         if candidates is None:
             candidates = _all_candidates(context, there)
+        wanted = _wanted(context, there)
+        _refuse_over_quota(context, len(wanted.devices))
         place = leases.stand_in_line(claim, settings.node, candidates, settings.lease_place_s)
         try:
-            wanted = _wanted(context, there)
-            lease = leases.take(claim, settings.node, wanted.devices, settings.lease_s)
+            tenant = context.run.spec.tenant
+            lease = leases.take(
+                claim, settings.node, wanted.devices, settings.lease_s, tenant, settings.quota_of(tenant)
+            )
             return lease, wanted.taken
         except Busy as busy:
             if time.monotonic() >= deadline:
@@ -205,6 +209,16 @@ def _take(context: Context) -> tuple[Lease, tuple[Taken, ...]]:
                 raise Busy(f"{busy}{behind}") from None
             claim.progress(0, 1, "lease", position=place.number, waits_for=str(busy)[:500])
         time.sleep(min(_POLL_S, max(0.0, deadline - time.monotonic())))
+
+
+def _refuse_over_quota(context: Context, wanted: int) -> None:
+    """A run that must wait for its own tenant's others leaves the line: it would hold up everybody behind it."""
+    claim, settings, tenant = context.claim, context.settings, context.run.spec.tenant
+    try:
+        quotas.refuse_over_quota(claim, tenant, settings.quota_of(tenant), wanted)
+    except Busy:
+        leases.leave_line(claim, settings.node)
+        raise
 
 
 def _all_candidates(context: Context, there: Inventory | tuple[int, ...]) -> tuple[str, ...]:
@@ -221,8 +235,15 @@ def _again(context: Context, lease: Lease) -> tuple[Taken, ...]:
     layout = context.run.spec.layout
     assert not isinstance(layout, CpuLayout), "cores are not cut"
     there = inventory.read(context.settings)
-    if not cutting.unrecorded(context, lease, there):
+    undecided = cutting.unrecorded(context, lease, there)
+    if not undecided:
         return ()
+    sick = [f"{gpu}: {', '.join(gpu.ailments)}" for gpu in undecided if gpu.ailments]
+    if sick:
+        raise StageFailed(
+            f"lease {lease.lease_id} of this run holds a GPU on which nothing should run ({'; '.join(sick)}): end it "
+            f"with `qwen-pipeline restore`, then provision again, which leaves that GPU out"
+        )
     asked = ask(layout, there, needs_of(context))
     of_lease = tuple(gpu for gpu in asked.candidates if gpu.uuid in lease.devices)
     return demand.pick(replace(asked, candidates=of_lease, how_many=len(of_lease)), there)

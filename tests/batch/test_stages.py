@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -18,7 +19,7 @@ import pytest
 from tasks.batch import answering, driver, in_ledger, limits, prepared, rows, segments, spark_task
 from tasks.batch.records import Row
 from tasks.batch.registering import Registrar
-from tasks.errors import Busy, InputError, StageFailed
+from tasks.errors import Busy, Fenced, InputError, StageFailed
 from tasks.ledger import Claim, load
 from tasks.ledger.claims import take
 from tasks.spark import SparkSubmission
@@ -116,6 +117,21 @@ def test_every_row_in_is_a_row_out_in_the_inputs_order(world, run_stage):
     assert done["publish"].facts["failed"] == 1
 
 
+def test_answers_are_published_in_other_formats_too_where_the_spec_asks(world, run_stage):
+    spec = world.spec(
+        write_input(world.root / "in" / "prompts.parquet", IDS[:4]), batch={"also": ["jsonl", "openai_batch"]}
+    )
+    with StandIn(world.key, behaviour=lambda w, p, b: Does(status=400) if " r002 " in p else None) as pool:
+        world.run("one", spec, pool.registry)
+        work(world, run_stage, "one")
+    folder = world.output / world.manifest()["version"]
+    as_lines = [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
+    assert as_lines == world.published()
+    responses = [json.loads(line) for line in (folder / "openai-batch.jsonl").read_text().splitlines()]
+    assert [one["custom_id"] for one in responses] == IDS[:4]
+    assert [one["error"] is None for one in responses] == [True, True, False, True]
+
+
 def test_failed_rows_can_be_fed_in_again(world, run_stage):
     spec = world.spec(write_input(world.root / "in" / "prompts.parquet", IDS[:4]))
     with StandIn(world.key, behaviour=lambda w, p, b: Does(status=400) if " r002 " in p else None) as pool:
@@ -177,7 +193,7 @@ def test_a_published_file_that_was_harmed_is_written_again_without_a_model(world
     assert world.published() == rows_before
     after = snapshot(world.output)
     touched = {name for name in after if after[name] != before.get(name)}
-    assert touched == {str(path), str(world.output / "manifest.json")}
+    assert touched == {str(path)}
     assert asked == 60
 
 
@@ -375,6 +391,25 @@ def a_result(row_id: str, answer: str) -> Any:
     from tasks.batch.records import Result
 
     return Result(row_id, "answered", answer, None, None, "stop", 3, 1, 0.1, "worker-0", 1, "release-1")
+
+
+def test_only_the_batchs_writer_registers_segments_whatever_the_code_does(world):
+    spec = world.spec(write_input(world.root / "in" / "p.parquet", IDS[:2]))
+    for run_id in ("one", "two"):
+        world.run(run_id, spec)
+    batch_id = Path(world.execute("prepare", "one").facts["folder"]).name
+    one = in_ledger.Range(world.output / "x.seg", 0, 10, 1)
+    with world.ledger() as ledger:
+        writer, _ = take(ledger, "one", "run", frozenset({"run"}))
+        other, _ = take(ledger, "two", "run", frozenset({"run"}))
+        assert in_ledger.become_writer(writer, batch_id) is None
+        # Its claim is live, and it goes past the question who writes.
+        with pytest.raises(Fenced, match=r"epoch .* of run two is not the writer of batch"):
+            in_ledger.register(other, batch_id, [one])
+        in_ledger.register(writer, batch_id, [one])
+        with writer.writing() as connection, pytest.raises(psycopg.Error, match="registered by another"):
+            connection.execute("update segment set run_id = 'two', epoch = %s, stop_byte = 20", [other.epoch])
+        assert [found.stop for found in in_ledger.registered(ledger, batch_id)] == [10]
 
 
 def test_an_id_that_is_not_in_the_input_stops_publishing(world):

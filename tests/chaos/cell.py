@@ -14,8 +14,8 @@ from tasks.errors import StageError
 from tests.chaos.events import Act, Event
 from tests.chaos.world import ROWS, Batch, World
 
-_REACH_S = 240.0
-_SETTLE_S = 300.0
+_REACH_S = 600.0
+_SETTLE_S = 600.0
 _REAP_EVERY_S = 5.0
 
 

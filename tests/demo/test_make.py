@@ -35,15 +35,17 @@ def test_the_readme_names_the_demo_alone_and_with_each_of_its_choices():
         "MODEL",
         "ROWS",
         "SCHEME",
+        "SIM",
     }
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_of_the_readme_is_one_that_the_demo_accepts(command, tmp_path):
     options = parse(arguments_of(command))
-    world = World(tmp_path, options.model, options.scheme, rows=options.rows)
+    world = World(tmp_path, options.model, options.scheme, rows=options.rows, sim=options.sim)
     given = dict(word.split("=") for word in command.split()[2:])
     assert world.model == given.get("MODEL", "smollm2-135m")
+    assert world.sim == given.get("SIM")
     assert world.scheme == given.get("SCHEME", "awq")
     assert world.rows == (int(given["ROWS"]) if "ROWS" in given else None)
     assert options.keep == ("KEEP" in given)

@@ -33,6 +33,14 @@ def test_mode_that_waits_for_a_reset_stops_before_anything_is_created(make_node)
     assert (node.picture(), report.left) == (before, ()), "nor is it left pending"
 
 
+def test_a_mode_change_that_somebody_asked_for_stays_pending(make_node):
+    node = make_node("a100-80*1", mig=False)
+    control.put(node.file, 0, mig_pending=True)
+    before = node.picture()
+    assert node.cut(COUNTS).kind == "pending"
+    assert node.picture() == before
+
+
 def test_mode_that_the_display_driver_holds_names_it_and_is_tried_once(make_node):
     """mig-parted #181."""
     node = make_node("h100-80*1", mig=False)

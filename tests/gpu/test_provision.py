@@ -369,6 +369,17 @@ def test_after_a_reboot_provision_lays_out_anew(ledger, node, execute):
     )
 
 
+def test_a_gpu_that_falls_sick_with_a_reboot_is_not_cut_again(ledger, node, execute):
+    a_run(ledger, layout=MIG)
+    execute("provision")
+    control.reboot(node.file)
+    control.put(node.file, 1, remap_failed=True)
+    with pytest.raises(StageFailed, match=r"GPU 1: row remapping failed.*restore"):
+        execute("provision")
+    execute("restore")
+    assert len(execute("provision").facts["slots"]) == 3
+
+
 def test_an_orphan_of_ours_is_completed_and_goes_with_a_restore(ledger, node, execute):
     a_run(ledger, layout={**MIG, "gpus": [0]})
     execute("provision")

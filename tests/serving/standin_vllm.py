@@ -82,7 +82,7 @@ async def _serve(known: argparse.Namespace) -> None:
     ending = asyncio.create_task(engine.end_with_it())
     if shared := os.environ.get("STANDIN_SHM"):
         os.open(shared, os.O_CREAT | os.O_RDWR, 0o600)  # and kept open
-    key = f"Bearer {os.environ['VLLM_API_KEY']}"
+    key = f"Bearer {os.environ['QWEN_POOL_KEY']}"
 
     async def health(request: web.Request) -> web.Response:
         return web.Response()

@@ -7,11 +7,7 @@ from pathlib import Path
 import pytest
 
 from tasks.serving import compile_cache
-from tasks.serving.launch import Slot
 from tasks.settings import Settings
-from tasks.spec import Serving
-
-GPU = Slot("gpus-0", "gpus", uuids=("GPU-1",))
 
 
 @pytest.fixture
@@ -25,34 +21,35 @@ def settings(tmp_path: Path) -> Settings:
 def a_release(tmp_path: Path, name: str, **config: object) -> Path:
     folder = tmp_path / name
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"architectures": ["Qwen3ForCausalLM"], **config}))
+    (folder / "config.json").write_text(json.dumps({"architectures": ["Qwen3ForCausalLM"]} | config))
     return folder
 
 
-def test_a_cache_is_shared_by_what_compiles_alike_and_by_nothing_else(
+def test_a_cache_is_shared_by_all_settings_of_an_architecture_on_a_device(
     settings: Settings, tmp_path: Path
 ) -> None:
-    small, same, wide = (
-        a_release(tmp_path, name, hidden_size=size) for name, size in (("a", 1), ("b", 1), ("c", 2))
-    )
+    plain = a_release(tmp_path, "a", hidden_size=1)
+    fp8 = a_release(tmp_path, "b", hidden_size=1, quantization_config={"format": "float-quantized"})
+    other = a_release(tmp_path, "c", architectures=["Qwen3MoeForCausalLM"])
 
-    def folder(
-        release: Path = small, slot: Slot = GPU, device: str = "NVIDIA H200", **serving: object
-    ) -> Path:
-        return compile_cache.folder(settings, Serving.model_validate(serving), slot, release, device)
+    def folder(release: Path = plain, device: str = "NVIDIA H200") -> Path:
+        return compile_cache.folder(settings, release, device)
 
-    assert folder() == folder(same)
-    assert folder() == folder(gpu_memory_utilization=0.5), "how much memory there is changes no kernel"
-    others = [
-        folder(wide),
-        folder(device="NVIDIA A100"),
-        folder(slot=Slot("gpus-0", "gpus", uuids=("GPU-1", "GPU-2"))),
-        folder(max_num_seqs=7),
-        folder(extra_args={"quantization": "fp8"}),
-    ]
-    assert len({folder(), *others}) == 1 + len(others)
+    assert folder() == folder(fp8)
+    assert len({folder(), folder(other), folder(device="NVIDIA A100")}) == 3
     assert folder().parent.name == "vllm-1.2.3"
-    assert "Qwen3ForCausalLM-NVIDIA_H200" in folder().name
+    assert folder().name == "Qwen3ForCausalLM-NVIDIA_H200"
+
+
+@pytest.mark.parametrize(
+    "config", ["", "[]", "{}", '{"architectures": null}', '{"architectures": "../../x"}']
+)
+def test_a_config_that_names_no_architecture_has_a_cache_too(
+    settings: Settings, tmp_path: Path, config: str
+) -> None:
+    (tmp_path / "config.json").write_text(config)
+    found = compile_cache.folder(settings, tmp_path, "cpu")
+    assert found.parent == settings.home / "cache" / "vllm-1.2.3"
 
 
 def test_a_cache_is_warm_once_a_worker_left_something(settings: Settings, tmp_path: Path) -> None:

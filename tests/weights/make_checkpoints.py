@@ -79,7 +79,7 @@ def _write(name: str, folder: Path) -> None:
     torch.manual_seed(0)
     model = _model(name).to(torch.bfloat16)
     model.save_pretrained(folder, max_shard_size="300KB")
-    if name in ("qwen3_5", "qwen3_5_moe"):
+    if name in ("qwen3_5", "qwen3_5_moe_vl"):
         _add_a_layer_that_no_class_loads(folder)
     _write_tokenizer(folder)
 

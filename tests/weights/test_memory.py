@@ -72,11 +72,15 @@ def test_fp8_streams_in_less_than_two_files_and_a_constant(tmp_path: Path) -> No
     file_bytes, files = 96 * 2**20, 4
     base = tmp_path / "base"
     base.mkdir()
+    matrix, index = ("BF16", (1024, 4096)), {}
     for number in range(files):
-        name = f"model.layers.{number}.mlp.up_proj.weight"
-        write_safetensors(
-            base / f"model-{number}.safetensors", {name: ("BF16", (file_bytes // 2 // 4096, 4096))}
-        )
+        names = [
+            f"model.layers.{number}.mlp.experts.{one}.up_proj.weight" for one in range(file_bytes // 2**23)
+        ]
+        file = f"model-{number}.safetensors"
+        write_safetensors(base / file, dict.fromkeys(names, matrix))
+        index |= dict.fromkeys(names, file)
+    (base / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
     (base / "config.json").write_text(
         json.dumps({"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"})
     )

@@ -1,0 +1,121 @@
+"""Rows through the project's dispatcher: what a Spark task does, in one process without Spark.
+
+`tasks.batch.answering.answer` is what every Spark task calls: registry, routing, requests, segments with
+their flushes. Only the rows come from a list instead of a partition.
+"""
+
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu import series
+from benchmarks.gpu.deployment import Deployment
+from benchmarks.gpu.kit import memory_used_bytes
+from benchmarks.gpu.prompts import Prompts
+from benchmarks.gpu.workers import registered
+from tasks.batch import segments
+from tasks.batch.answering import Job, answer
+from tasks.batch.records import Result, Row
+
+_CHUNK = 256
+"""Rows at a time, as Spark hands them on (spark.sql.execution.arrow.maxRecordsPerBatch)."""
+
+
+_SHARE = "p0"
+"""Of the batch: all of it."""
+
+
+def dispatch(
+    at: Deployment,
+    run_id: str,
+    label: str,
+    *,
+    rows: int,
+    prompt_tokens: int,
+    answer_tokens: int,
+    seed: int,
+    shared: int = 0,
+) -> dict[str, Any]:
+    """Ask `rows` rows of equal length and watch the engine's counters."""
+    pool, key = at.pool(run_id)
+    assert pool.registry is not None
+    worker = registered(pool.registry, key)[0]
+    asked = Prompts(pool.wanted.release_path).rows(rows, prompt_tokens, seed, shared)
+    folder = at.kit / "home" / "segments" / run_id
+    job = Job(
+        registry=pool.registry,
+        key=key,
+        release_id=pool.wanted.release_id,
+        # Without an end of its own every answer has the same length, so runs can be compared.
+        sampling={"max_tokens": answer_tokens, "temperature": 0.7, "ignore_eos": True},
+        schema=None,
+        segments=folder,
+        attempt=f"{label}-",
+        max_model_len=None,
+        proven=True,
+        stop_file=at.kit / "home" / "stop",
+        stop_at=time.time() + 3600,
+        shares=1,
+        request_timeout_s=at.settings.request_timeout_s,
+        request_timeout_least_s=at.settings.request_timeout_least_s,
+        patience_s=at.settings.engine_patience_s,
+        registry_poll_s=at.settings.registry_poll_s,
+        flush_s=at.settings.segment_flush_s,
+    )
+    cpu_before_s = time.process_time()
+    with series.Sampler(lambda now_s: _scrape(worker["url"], now_s)) as sampler:
+        tally = answer(job, _chunks(asked), _SHARE)
+    cpu_s = time.process_time() - cpu_before_s
+    results = list(_results(folder, f"{label}-{_SHARE}-"))
+    memory = memory_used_bytes()
+    latencies = sorted(result.latency_s for result in results)
+    return {
+        "run": run_id,
+        "rows": rows,
+        "prompt_tokens": prompt_tokens,
+        "answer_tokens": answer_tokens,
+        "shared_prefix_tokens": shared,
+        "max_num_seqs": worker["max_num_seqs"],
+        "tally": {"answered": tally.answered, "failed": tally.failed, "given_up": tally.given_up},
+        "distinct_ids": len({result.id for result in results}),
+        "as_asked": sum(
+            result.prompt_tokens == prompt_tokens and result.completion_tokens == answer_tokens
+            for result in results
+        ),
+        "example": results[0].answer[:80] if results and results[0].answer else None,
+        "client_cpu_s": round(cpu_s, 2),
+        "latency_p50_s": _share(latencies, 0.5),
+        "latency_p99_s": _share(latencies, 0.99),
+        "memory_used_bytes": memory,
+        **series.summary(sampler.samples, rows, worker["max_num_seqs"]),
+        "trace": [
+            [round(one.at_s - sampler.samples[0].at_s, 2), *(one.values[key] for key in _TRACED)]
+            for one in sampler.samples[::4]
+        ],
+        "trace_columns": ["at_s", *_TRACED],
+    }
+
+
+_TRACED = ("finished", "generated_tokens", "running", "waiting")
+
+
+def _chunks(rows: list[Row]) -> Iterator[list[Row]]:
+    for start in range(0, len(rows), _CHUNK):
+        yield rows[start : start + _CHUNK]
+
+
+def _scrape(url: str, now_s: float) -> series.Sample:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answered:
+        return series.parse(answered.read().decode(), now_s)
+
+
+def _results(folder: Path, prefix: str) -> Iterator[Result]:
+    for path in sorted(folder.glob(f"{prefix}*{segments.SUFFIX}")):
+        for found in segments.records(path):
+            yield Result.from_json(found.document)
+
+
+def _share(ordered: list[float], share: float) -> float | None:
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None

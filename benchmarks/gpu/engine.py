@@ -1,0 +1,9 @@
+"""How vLLM 0.26 is set up on the GPU machine beyond what the pipeline does by itself: what is not carried is off."""
+
+from typing import Any
+
+FLAGS: dict[str, Any] = {"language-model-only": True, "gdn-prefill-backend": "triton"}
+"""Text only; and the Triton kernels, because FlashInfer's are compiled at first use and need more than is there."""
+
+ENVIRONMENT = {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_USE_DEEP_GEMM": "0"}
+"""Optional kernels that are not carried."""

@@ -1,0 +1,47 @@
+"""Quotas: what the runs of one tenant may hold at once, and take of a day.
+
+Checked when a lease is taken; a run that has its devices keeps them. A tenant that is over its quota is busy, not
+wrong: its runs wait until others of it have ended, and meanwhile do not stand in anybody's way.
+"""
+
+from tasks.errors import Busy
+from tasks.ledger.claims import Claim
+from tasks.ledger.connection import Connection, Ledger
+from tasks.settings import Quota
+
+
+def refuse_over_quota(claim: Claim, tenant: str, quota: Quota | None, wanted: int) -> None:
+    """For a run that is about to stand in line.
+
+    Raises:
+        Busy: with `wanted` devices more the tenant would be over its quota; says what it holds.
+    """
+    if quota is not None:
+        with claim.ledger.transaction() as connection:
+            check(connection, claim.ledger, tenant, quota, wanted)
+
+
+def check(connection: Connection, ledger: Ledger, tenant: str, quota: Quota, wanted: int) -> None:
+    """The same within the transaction that takes the lease, so that two runs cannot both be the last to fit.
+
+    Raises:
+        Busy: see above.
+    """
+    queries = ledger.queries
+    queries.lock_tenant(connection, tenant=tenant)
+    if quota.devices is not None:
+        held = queries.devices_of_tenant(connection, tenant=tenant)
+        if held + wanted > quota.devices:
+            raise Busy(
+                f"tenant {tenant} holds {held} device(s), and with the {wanted} that this run wants it would be over "
+                f"its quota of {quota.devices}: the run waits until another one of the tenant has ended "
+                f"(QWEN_PIPELINE_QUOTAS)"
+            )
+    if quota.device_hours_per_day is not None:
+        taken = queries.device_hours_of_tenant(connection, tenant=tenant)
+        if taken >= quota.device_hours_per_day:
+            raise Busy(
+                f"tenant {tenant} has taken {taken:.1f} device hours of the last 24, and its quota is "
+                f"{quota.device_hours_per_day:g}: the run waits until some of them are older "
+                f"(QWEN_PIPELINE_QUOTAS)"
+            )
