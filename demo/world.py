@@ -118,7 +118,6 @@ class World:
             "QWEN_PIPELINE_HOME": str(self.pipeline),
             "QWEN_PIPELINE_DEPLOYMENT": self.deployment,
             "QWEN_PIPELINE_LEDGER_URL_FILE": str(self._ledger_url_file),
-            "QWEN_PIPELINE_TRY_RELEASES": "false",  # a minute later the demo's own workers load it
             "AIRFLOW_CONN_SPARK_DEFAULT": '{"conn_type": "spark", "host": "local[2]"}',
         }
         variables |= {f"QWEN_PIPELINE_{name.upper()}": str(value) for name, value in self._simulation.items()}

@@ -44,7 +44,7 @@ class Stage:
     fences: frozenset[str]
     """Whose claims end when this stage is claimed: its own, and those of stages that are over by then."""
     says: str
-    on_the_node: bool
+    on_the_node: bool = False
     """Whether it acts on the node of the run spec: on its devices, its disk, its processes."""
 
 

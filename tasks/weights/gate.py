@@ -32,10 +32,11 @@ class Limits:
 
 
 DEFAULTS: Mapping[str, Limits] = {
-    "fp8": Limits(perplexity_ratio=1.03, kl=0.02, weight_error=0.05),
-    "fp8_block": Limits(perplexity_ratio=1.03, kl=0.02, weight_error=0.05),
-    "awq": Limits(perplexity_ratio=1.25, kl=0.25, weight_error=0.25),
+    "fp8": Limits(perplexity_ratio=1.08, kl=0.05, weight_error=0.05),
+    "fp8_block": Limits(perplexity_ratio=1.08, kl=0.05, weight_error=0.05),
+    "awq": Limits(perplexity_ratio=1.5, kl=0.6, weight_error=0.25),
 }
+"""Twice what a sound conversion of a 135M model shows, whose rounding hurts most; larger models are far below."""
 
 
 @dataclass(frozen=True)

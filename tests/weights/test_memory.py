@@ -68,7 +68,7 @@ def test_a_conversion_that_cannot_fit_is_refused_with_numbers(
 
 
 def test_fp8_streams_in_less_than_two_files_and_a_constant(tmp_path: Path) -> None:
-    """Four files of 96 MiB: were they held at once, the peak would be twice what it may be."""
+    """Four files of 96 MiB: were they held at once, with what comes out, the peak would be far over what it may be."""
     file_bytes, files = 96 * 2**20, 4
     base = tmp_path / "base"
     base.mkdir()
@@ -95,4 +95,4 @@ def test_fp8_streams_in_less_than_two_files_and_a_constant(tmp_path: Path) -> No
     )
 
     before, peak = (int(found) for found in re.findall(r"peak (\d+)", said.stdout))
-    assert peak - before < 2 * file_bytes + 64 * 2**20
+    assert peak - before < 2 * file_bytes + 128 * 2**20

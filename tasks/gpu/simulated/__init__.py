@@ -2,5 +2,5 @@
 
 Chosen by QWEN_PIPELINE_NVML=sim:PRODUCT[*COUNT] together with QWEN_PIPELINE_NVML_STATE, the file that holds the
 node; never otherwise. It fails the way hardware does. Product and driver names say that they are simulated, so
-whatever shows them says it too. `python -m tasks.gpu.simulated --help` changes a node from outside.
+whatever shows them says it too.
 """
