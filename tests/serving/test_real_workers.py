@@ -47,6 +47,7 @@ def world(tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch) ->
         worker_command=[],
         start_timeout_s=900,
         worker_silence_s=30,
+        worker_attempts=9,  # it is killed several times in a row
         stop_grace_s=10.0,
         worker_environment={"VLLM_CACHE_ROOT": str(KEPT / "vllm-cache")},
     )
