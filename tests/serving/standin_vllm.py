@@ -106,7 +106,7 @@ async def _serve(known: argparse.Namespace) -> None:
             return web.json_response({"error": f"no model {body['model']}"}, status=404)
         await asyncio.sleep(float(os.environ.get("STANDIN_LATENCY_S", "0")))
         await engine.generate(5)
-        if "STANDIN_REQUESTS" in os.environ:
+        if "STANDIN_REQUESTS" in os.environ and "messages" in body:  # and not a canary
             with open(os.environ["STANDIN_REQUESTS"], "a", encoding="utf-8") as log:
                 log.write(json.dumps(body["messages"][-1]["content"]) + "\n")
         message = {"role": "assistant", "content": "an answer of a stand-in"}
