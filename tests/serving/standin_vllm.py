@@ -111,7 +111,8 @@ async def _serve(known: argparse.Namespace) -> None:
                 log.write(json.dumps(body["messages"][-1]["content"]) + "\n")
         message = {"role": "assistant", "content": "an answer of a stand-in"}
         usage = {"prompt_tokens": 9, "completion_tokens": 5}
-        return web.json_response({"choices": [{"index": 0, "message": message}], "usage": usage})
+        choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
+        return web.json_response({"model": known.served_model_name, "choices": choices, "usage": usage})
 
     application = web.Application()
     application.router.add_get("/health", health)
