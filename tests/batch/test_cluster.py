@@ -18,9 +18,14 @@ from tests.batch.test_spark import the_stage_run
 from tests.batch.world import World, prompt_of, write_input
 from tests.runs import wait_until
 
-pytestmark = pytest.mark.skipif(
-    not (REPOSITORY / ".envs/spark/bin/python").exists(), reason="the Spark environment is not set up"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        not (REPOSITORY / ".envs/spark/bin/python").exists(), reason="the Spark environment is not set up"
+    ),
+    pytest.mark.skipif(
+        not os.environ.get("QWEN_TEST_EVERYTHING"), reason="two minutes: only with QWEN_TEST_EVERYTHING=1"
+    ),
+]
 
 
 @pytest.fixture
