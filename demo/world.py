@@ -146,7 +146,13 @@ class World:
             "version": 1,
             "tenant": "demo",
             "model": {"repo": self.repo, "revision": "main"},
-            "convert": {"scheme": self.scheme, "group_size": 64, "calibration_tokens": 512},
+            "convert": {
+                "scheme": self.scheme,
+                "group_size": 64,
+                "calibration_tokens": 512,
+                # Every forward pass costs seconds here: enough to tell a damaged release from a sound one.
+                "gate": {"tokens": 512},
+            },
             "node": "local",
             # Two workers, whatever they stand for: this machine has few cores.
             "layout": {"mig": {"3g.40gb": 2}, "gpus": 1} if self.sim else {"cpu": 2},

@@ -25,7 +25,7 @@ HOME = REPOSITORY / "var" / "test-demo"
 ROWS = 90
 """Of the demo's prompts: enough to be interrupted among them."""
 
-pytestmark = [pytest.mark.whole_pipeline, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.whole_pipeline, pytest.mark.timeout(2900)]
 
 
 class Demo:
@@ -109,13 +109,13 @@ def assert_nothing_runs() -> None:
 
 def test_interrupted_finished_and_mended():
     interrupted = Demo("interrupted")
-    interrupted.wait_until_it_says(r"^run +running", deadline_s=700)
+    interrupted.wait_until_it_says(r"^run +running", deadline_s=900)
     interrupted.interrupt()
     assert interrupted.wait(120) == 130
     assert_nothing_runs()
 
     finished = Demo("finished")
-    assert finished.wait(600) == 0, finished.said
+    assert finished.wait(900) == 0, finished.said
     assert_nothing_runs()
     first = summary()
     counted = count(world().prompts / "prompts.parquet", world().answers)
@@ -136,7 +136,7 @@ def test_interrupted_finished_and_mended():
     lost_answers.unlink()
 
     mended = Demo("mended")
-    assert mended.wait(400) == 0, mended.said
+    assert mended.wait(900) == 0, mended.said
     assert_nothing_runs()
     assert lost_weights.read_bytes() == weights
     assert lost_answers.read_bytes() == answers
