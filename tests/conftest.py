@@ -1,5 +1,6 @@
 """PostgreSQL for every test that wants one: one server for the session, one database for each test."""
 
+import os
 import secrets
 from collections.abc import Iterator
 
@@ -11,6 +12,14 @@ from demo.children import Children
 from demo.postgres import Cluster
 from tasks.ledger.migrations import migrate
 from tasks.settings import REPOSITORY
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The tests marked `everything` are left out, unless they are asked for."""
+    if not os.environ.get("QWEN_TEST_EVERYTHING"):
+        for item in items:
+            if item.get_closest_marker("everything"):
+                item.add_marker(pytest.mark.skip(reason="only with QWEN_TEST_EVERYTHING=1"))
 
 
 @pytest.fixture(scope="session")

@@ -22,9 +22,7 @@ pytestmark = [
     pytest.mark.skipif(
         not (REPOSITORY / ".envs/spark/bin/python").exists(), reason="the Spark environment is not set up"
     ),
-    pytest.mark.skipif(
-        not os.environ.get("QWEN_TEST_EVERYTHING"), reason="two minutes: only with QWEN_TEST_EVERYTHING=1"
-    ),
+    pytest.mark.everything,
 ]
 
 

@@ -91,7 +91,7 @@ def test_sessions_go_on_and_what_kills_engines_is_asked_alone_by_spark(world: Wo
     ]
 
 
-@pytest.mark.parametrize("victim", ["stage", "driver"])
+@pytest.mark.parametrize("victim", ["stage", pytest.param("driver", marks=pytest.mark.everything)])
 def test_a_run_that_is_killed_goes_on_and_asks_no_row_twice_beyond_the_bound(world: World, victim: str):
     ids = [f"r{n:04d}" for n in range(1500)]
     spec = world.spec(write_input(world.root / "in" / "prompts.parquet", ids))

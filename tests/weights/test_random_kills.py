@@ -69,6 +69,7 @@ def test_a_download_killed_at_random_moments_ends_as_if_it_never_was(world: Worl
 
 
 @pytest.mark.timeout(3600)
+@pytest.mark.everything
 def test_a_conversion_killed_at_random_moments_ends_as_if_it_never_was(
     world: World,
     conversions: Path,

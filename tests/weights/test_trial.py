@@ -13,6 +13,7 @@ from tests.weights.world import World
 pytestmark = [pytest.mark.real_vllm, pytest.mark.timeout(900)]
 
 
+@pytest.mark.everything
 def test_a_release_that_vllm_answers_with_says_so_in_its_record(
     world: World,
     conversions: Path,
