@@ -11,7 +11,7 @@ from typing import Any
 
 from demo.airflow_api import AirflowApi
 from tasks.errors import StageError
-from tests.chaos.events import Act, Event
+from tests.chaos.events import Act, Event, Missed
 from tests.chaos.world import ROWS, Batch, World
 
 _REACH_S = 600.0
@@ -37,10 +37,6 @@ class Result:
         return asdict(self)
 
 
-class _Missed(Exception):
-    """The cell could not be brought about; says why."""
-
-
 def run_cell(world: World, stage: str, event: Event, seed: int) -> Result:
     """Bring one cell about and look."""
     began = time.monotonic()
@@ -64,7 +60,7 @@ def run_cell(world: World, stage: str, event: Event, seed: int) -> Result:
             api.trigger("qwen_batch", world.spec(batch), run_id=f"{run_id}-again")
         again = settled(world, "qwen_batch", f"{run_id}-again")
         wrong += _after_rerun(world, batch, again)
-    except _Missed as missed:
+    except Missed as missed:
         wrong.append(str(missed))
     finally:
         world.free_disk()
@@ -84,12 +80,12 @@ def _reach(act: Act, event: Event, chance: random.Random) -> None:
     if event.after_success:
         state = settled(act.world, act.dag_id, act.run_id)
         if state != "success":
-            raise _Missed(f"the run that was to succeed first ended as {state}")
+            raise Missed(f"the run that was to succeed first ended as {state}")
         return
     deadline = time.monotonic() + _REACH_S
     while act.world.acting(act.name, act.stage) is None:
         if time.monotonic() > deadline or act.api.dag_run(act.dag_id, act.run_id).finished:
-            raise _Missed(f"stage {act.stage} never began")
+            raise Missed(f"stage {act.stage} never began")
         time.sleep(0.1)
     time.sleep(chance.uniform(0.0, 3.0 if act.stage == "run" else 0.5))
 

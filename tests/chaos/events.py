@@ -10,6 +10,10 @@ from tasks.node import processes
 from tests.chaos.world import World
 
 
+class Missed(Exception):
+    """The cell could not be brought about; says why."""
+
+
 @dataclass(frozen=True)
 class Act:
     """Where it goes wrong."""
@@ -43,8 +47,9 @@ class Event:
 
 def _kill_task(act: Act) -> None:
     process = act.world.acting(act.name, act.stage)
-    if process is not None:
-        processes.end([process], grace_s=0)
+    if process is None or not process.is_alive():
+        raise Missed(f"stage {act.stage} had ended before it could be killed")
+    processes.end([process], grace_s=0)
 
 
 def _kill_scheduler(act: Act) -> None:
@@ -60,8 +65,7 @@ def _kill_everything(act: Act) -> None:
 
 
 def _restart_postgres(act: Act) -> None:
-    for process in act.world.children.living("postgres"):
-        processes.end([process], grace_s=0) if process else None
+    processes.end(act.world.children.living("postgres"), grace_s=0)
     act.world.cluster.start()
 
 

@@ -259,8 +259,7 @@ class World:
 
     def kill_everything(self) -> None:
         """SIGKILL for every process of the deployment, databases and engines too, at once."""
-        for process in self.children.living():
-            processes.end([process], grace_s=0)
+        processes.end(self.children.living(), grace_s=0)
 
     def _parts(self) -> list[tuple[Process, str]]:
         found = []
