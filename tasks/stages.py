@@ -8,6 +8,7 @@ Executing a stage is the same for all: claim it, end whoever acted for it before
 apply what differs, verify, finish the claim. So it can be killed at any instruction and executed again.
 """
 
+import errno
 import logging
 import time
 from collections.abc import Callable
@@ -159,7 +160,10 @@ def execute(
                 context = Context(run, claim, settings, submit or submit_child)
                 changed, outcome = _converge(cast(StageModule, import_module(stage.module)), context)
         except Exception as error:
-            _record_failure(claim, error)
+            full = _full_disk(error, name)
+            _record_failure(claim, full or error)
+            if full is not None:
+                raise full from error
             raise
         claim.finish("done" if changed else "nothing to do", outcome.message, outcome.facts)
     seconds = time.monotonic() - began
@@ -207,6 +211,17 @@ def _converge(module: StageModule, context: Context) -> tuple[bool, Outcome]:
         outcome = Outcome(f"nothing to do: {plan.reason}", outcome.facts)
     log.info("%s: %s", context.claim.stage, outcome.message)
     return changed, outcome
+
+
+def _full_disk(error: Exception, stage: str) -> StageFailed | None:
+    """A full disk is no defect, wherever it was met."""
+    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return None
+    where = f", at {error.filename}" if error.filename else ""
+    return StageFailed(
+        f"the disk is full{where}: nothing that {stage} was making is visible to others. Make room (old releases: "
+        f"`qwen-pipeline releases`, `remove-release ID`) and execute it again"
+    )
 
 
 def _record_failure(claim: Claim, error: Exception) -> None:
