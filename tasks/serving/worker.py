@@ -15,7 +15,7 @@ from psycopg.types.json import Jsonb
 
 from tasks.errors import Remedy, StageError
 from tasks.ledger.connection import Connection
-from tasks.serving import ports, prewarm, probes, server, watching
+from tasks.serving import ports, prewarm, probes, reading, server, watching
 from tasks.serving.diagnosis import Diagnosis
 from tasks.serving.launch import Slot
 from tasks.serving.line import now_s
@@ -223,14 +223,11 @@ class Worker:
                 max_tokens=_FIRST_CHAT_TOKENS,
                 timeout_s=self._settings.canary_timeout_s,
             )
-            report = await prewarm.warm(
-                self._client,
-                self.url,
-                self._job.release_id,
-                self._job.release_path,
-                self._job.shapes,
-                self._settings,
-            )
+            whose = (self._client, self.url, self._job.release_id, self._job.release_path)
+            read = await reading.prove(*whose, self._settings)
+            report = {"reading": read, **await prewarm.warm(*whose, self._job.shapes, self._settings)}
+        except reading.Misread as error:  # which another start would not change
+            raise _Failed(Diagnosis("misread", Remedy.OPERATOR, f"{self.worker_id} {error}")) from None
         except probes.NoAnswer as error:
             raise _Failed(started.why(f"does not serve: {error}")) from None
         await asyncio.to_thread(started.note_what_it_holds)

@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 _LOSS_TOLERANCE = 0.15
 """Nats a token, of their mean: the engine rounds activations (fp8 to 8 bits) where measuring does not."""
 
+_LARGEST_BASE_BYTES = 8_000_000_000
+"""Reading a thousand tokens with more weights than that takes a few cores many minutes."""
+
 _ENGINE_BYTES = 2 * 2**30
 """Of a vLLM process on CPU with a small model and cache; its weights come on top, multiplied out at most."""
 
@@ -37,6 +40,8 @@ def why_not(scheme: str, recipe: Recipe, base_bytes: int, settings: Settings) ->
         return "the serving environment's vLLM is for GPUs, and converting holds none"
     if scheme == "fp8_block" or recipe.experts:
         return "vLLM has no kernels for this format on a CPU"
+    if base_bytes > _LARGEST_BASE_BYTES:
+        return f"{base_bytes / 1e9:.1f} GB of weights are too many to be tried on a CPU"
     wanted = _ENGINE_BYTES + 2 * base_bytes
     if memory.available() < wanted:
         return (

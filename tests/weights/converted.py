@@ -46,6 +46,8 @@ def measurement(**changes: Any) -> gate.Measured:
         "top1_agreement": 0.9,
         "tokens": 256,
         "losses": [],
+        "opening": [1, 2],
+        "opening_loss": 2.0,
         "weight_errors": {"layer": 0.1},
         "kept_errors": {},
         "scaled": [],
