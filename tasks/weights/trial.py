@@ -58,11 +58,8 @@ def try_out(
     Raises:
         StageFailed: it does not load, does not answer, or reads the weights differently than they were measured.
     """
-    sequences = tensors.sequences(
-        str(release), texts, len(measured.losses) * sample_tokens, sample_tokens, "convert.gate.texts"
-    )
     report = work / "trial.json"
-    job = Job(str(release), sequences, _dtype(), str(report))
+    job = job_for(release, measured, texts, sample_tokens, report)
     child.run(
         context.settings.python_serving,
         "tasks.weights.trying",
@@ -70,11 +67,19 @@ def try_out(
         work,
         context,
         says="vLLM, with the release before it is published,",
-        extra=_environment(work),
+        extra=environment(work),
     )
     found = json.loads(report.read_text())
-    judge(found, measured, len(sequences))
+    judge(found, measured, len(job.sequences))
     return f"{found['engine']} on CPU"
+
+
+def job_for(release: Path, measured: Measured, texts: Sequence[str], sample_tokens: int, report: Path) -> Job:
+    """To load the release, and to ask it about the sequences whose losses were noted."""
+    sequences = tensors.sequences(
+        str(release), texts, len(measured.losses) * sample_tokens, sample_tokens, "convert.gate.texts"
+    )
+    return Job(str(release), sequences, _dtype(), str(report))
 
 
 def judge(found: Mapping[str, Any], measured: Measured, sequences: int) -> None:
@@ -104,7 +109,8 @@ def _dtype() -> str:
     return "auto" if "avx512_bf16" in flags or "amx_bf16" in flags else "float32"
 
 
-def _environment(work: Path) -> dict[str, str]:
+def environment(work: Path) -> dict[str, str]:
+    """What the child needs besides what every child gets."""
     return {
         "VLLM_CACHE_ROOT": str(work / "vllm"),
         "VLLM_CONFIG_ROOT": str(work / "vllm" / "config"),
