@@ -20,7 +20,7 @@ import pytest
 from tasks.node import processes
 from tasks.weights import store
 from tests.runs import wait_until
-from tests.weights.converted import serve
+from tests.weights.converted import run_in_converting_environment, serve
 from tests.weights.world import REPO, World, write_checkpoint
 
 EVERYTHING = bool(os.environ.get("QWEN_TEST_EVERYTHING"))
@@ -116,11 +116,9 @@ def test_a_download_killed_at_random_moments_ends_as_if_it_never_was(world: Worl
 
 @pytest.mark.timeout(3600)
 @pytest.mark.everything
-def test_a_conversion_killed_at_random_moments_ends_as_if_it_never_was(
-    world: World,
-    conversions: Path,
-) -> None:
-    serve(world, conversions / "base" / "qwen2")
+def test_a_conversion_killed_at_random_moments_ends_as_if_it_never_was(world: World, tmp_path: Path) -> None:
+    run_in_converting_environment("make_checkpoints.py", tmp_path / "base")
+    serve(world, tmp_path / "base" / "qwen2")
     run = world.start(scheme="fp8")
     world.execute("download")
     began = time.monotonic()
