@@ -2,10 +2,10 @@
 
     .venv/bin/python -m benchmarks.order [ROWS]
 
-Most rows may have 16 to 64 tokens, one in fifty 1,024. The stand-in engine has 64 places and takes 10 ms a token, so that no client is the limit. The
-same rows are asked in the order that Spark gives them (`tasks.batch.to_do`: longest first), as they come, and, as the
-worst case, with the longest last. The tail is the time after the last moment at which every place was taken; the
-figures are the engine's own. What is best possible is all of the places used all of the time.
+Most rows may have 16 to 64 tokens, one in fifty 1,024. The stand-in engine has 64 places and takes 10 ms a token, so
+that no client is the limit. The same rows are asked in the order that Spark gives them (`tasks.batch.to_do`: longest
+first), as they come, and, as the worst case, with the longest last. The tail is the time after the last moment at
+which every place was taken; the figures are the engine's own. At best, all places are used all of the time.
 """
 
 import json

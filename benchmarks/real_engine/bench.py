@@ -1,35 +1,16 @@
-"""Four ways to send the same prompts to the real vLLM on a CPU, in one run: what does each keep of the engine?
+"""A deployment with one real worker, and what each way did to it."""
 
-    .venv/bin/python -m benchmarks.real_engine RELEASE PROMPTS.parquet [--rows 120] [--rounds 2]
-
-- spark: the stage `run` (its driver, its Python worker, segments, the ledger in a real PostgreSQL);
-- dispatcher: the same dispatcher in one process without Spark, segments too;
-- bare loop: aiohttp and nothing else, no retry, nothing durable;
-- run-batch: `vllm run-batch`, which holds its engine in its own process.
-
-The first three take turns at one worker that the stage `start` started. The engine is pinned to the first core and
-the client to the others, where there are more; without prefix caching, and at temperature 0, each way asks the same.
-Rates are read off the engine's own counters: over all, and between 10% and 90% of the rows. RELEASE and PROMPTS are
-what `make demo` leaves in var/demo.
-"""
-
-import argparse
-import asyncio
 import json
 import os
-import resource
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-import aiohttp
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -37,98 +18,12 @@ from benchmarks.gpu import series
 from benchmarks.gpu.deployment import Deployment
 from benchmarks.gpu.kit import Kit
 from benchmarks.gpu.workers import registered
+from benchmarks.real_engine.ways import ANSWER_TOKENS, SERVING, WAYS, chats
 from tasks import ledger as ledger_package
-from tasks.batch.answering import Job, answer
-from tasks.batch.records import Row
 from tasks.ledger import take
 from tasks.serving import launch
 from tasks.settings import Settings
 from tasks.spec import Serving, parse
-from tasks.stages import execute
-
-WAYS = ("spark", "dispatcher", "bare loop")
-_ANSWER_TOKENS = 32
-_SERVING = {
-    "max_model_len": 2048,
-    "max_num_seqs": 16,
-    "max_num_batched_tokens": 512,
-    "prefix_caching": False,
-}
-_IN_FLIGHT = 24
-"""Of the bare loop: what the dispatcher aims at, 1.5 times max_num_seqs."""
-
-
-def chats(prompts: Path) -> list[tuple[str, str]]:
-    """Ids and chats in JSON."""
-    table = pq.read_table(prompts, columns=["row_id", "prompt"]).to_pylist()
-    return [(row["row_id"], json.dumps([{"role": "user", "content": row["prompt"]}])) for row in table]
-
-
-# The ways: each in a process of its own
-
-
-def client(way: str, prompts: Path, home: Path, target: Mapping[str, str]) -> dict[str, Any]:
-    """Ask all prompts in this process and its children; what that cost."""
-    began = time.monotonic()
-    if way == "spark":
-        execute("run", target["run"], settings=Settings())
-    elif way == "dispatcher":
-        rows = [Row(row_id, chat, 1, _ANSWER_TOKENS) for row_id, chat in chats(prompts)]
-        tally = answer(_job(target, home), iter([rows]), "p0")
-        assert tally.answered == len(rows), tally
-    else:
-        asyncio.run(_bare_loop(prompts, target, home / "answers"))
-    own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return {
-        "client_s": round(time.monotonic() - began, 1),
-        "client_cpu_s": round(sum(one.ru_utime + one.ru_stime for one in (own, children)), 2),
-        "largest_process_mb": max(own.ru_maxrss, children.ru_maxrss) // 1024,
-    }
-
-
-def _job(target: Mapping[str, str], folder: Path) -> Job:
-    settings = Settings()
-    return Job(
-        registry=target["registry"],
-        key=os.environ["BENCH_KEY"],
-        release_id=target["release"],
-        sampling={"max_tokens": _ANSWER_TOKENS, "temperature": 0.0},
-        schema=None,
-        segments=folder,
-        attempt="a-",
-        max_model_len=None,
-        proven=True,
-        stop_file=folder / "stop",
-        stop_at=time.time() + 86400,
-        shares=1,
-        request_timeout_s=settings.request_timeout_s,
-        request_timeout_least_s=settings.request_timeout_least_s,
-        patience_s=settings.engine_patience_s,
-        registry_poll_s=settings.registry_poll_s,
-        flush_s=settings.segment_flush_s,
-    )
-
-
-async def _bare_loop(prompts: Path, target: Mapping[str, str], path: Path) -> None:
-    source = iter(chats(prompts))
-    asked = {"model": target["release"], "max_tokens": _ANSWER_TOKENS, "temperature": 0.0}
-    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {os.environ['BENCH_KEY']}"}
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        with path.open("w") as file:
-
-            async def ask() -> None:
-                for row_id, chat in source:
-                    body = f'{json.dumps(asked)[:-1]},"messages":{chat}}}'
-                    url = f"{target['worker']}/v1/chat/completions"
-                    async with session.post(url, data=body, headers=headers) as response:
-                        response.raise_for_status()
-                        document = json.loads(await response.read())
-                    file.write(json.dumps({"id": row_id, "answer": document["choices"][0]["message"]}) + "\n")
-
-            await asyncio.gather(*(ask() for _ in range(_IN_FLIGHT)))
-
-
-# What they are measured at
 
 
 class Bench:
@@ -153,7 +48,7 @@ class Bench:
         """What each way did, in turn."""
         self.at.begin()
         try:
-            self.at.add_run("pool", "none", _SERVING)
+            self.at.add_run("pool", "none", SERVING)
             os.sched_setaffinity(0, self.engine_cores)
             try:
                 self.at.execute("provision", "pool")
@@ -190,12 +85,12 @@ class Bench:
     def _run_for_spark(self, run_id: str, folder: Path, target: Mapping[str, str], pool_id: str) -> str:
         """A run whose rows are prepared and whose pool is the one there is."""
         batch = {"input": str(self.prompts), "output": str(folder / "answers"), "prompt": "prompt"}
-        sampling = {"max_tokens": _ANSWER_TOKENS, "temperature": 0.0}
+        sampling = {"max_tokens": ANSWER_TOKENS, "temperature": 0.0}
         spec = parse(
             {
                 "model": {"repo": "bench/none"},
                 "layout": {"cpu": 1},
-                "serving": _SERVING,
+                "serving": SERVING,
                 "batch": {**batch, "id": "row_id", "sampling": sampling},
             }
         )
@@ -214,7 +109,7 @@ class Bench:
         folder.mkdir()
         with (folder / "in.jsonl").open("w") as file:
             for row_id, chat in chats(self.prompts):
-                body = {"model": "bench", "max_tokens": _ANSWER_TOKENS, "temperature": 0.0}
+                body = {"model": "bench", "max_tokens": ANSWER_TOKENS, "temperature": 0.0}
                 line = {"custom_id": row_id, "method": "POST", "url": "/v1/chat/completions"}
                 file.write(json.dumps({**line, "body": {**body, "messages": json.loads(chat)}}) + "\n")
         port = _free_port()
@@ -248,7 +143,7 @@ class Bench:
         """As the worker's, less what only a server has."""
         slot = launch.Slot("cpu-0", "cpu", cores=tuple(self.engine_cores))
         words = launch.arguments(
-            Serving.model_validate(_SERVING), slot, release_path=self.release, release_id="", host="", port=0
+            Serving.model_validate(SERVING), slot, release_path=self.release, release_id="", host="", port=0
         )
         kept = words[words.index("--max-model-len") :]
         for flag in ("--middleware", "--disable-access-log-for-endpoints"):
@@ -270,7 +165,7 @@ class Bench:
         )
 
     def _figures(self, sampler: series.Sampler) -> dict[str, Any]:
-        found = series.summary(sampler.samples, self.rows, _SERVING["max_num_seqs"])
+        found = series.summary(sampler.samples, self.rows, SERVING["max_num_seqs"])
         busy_s = _busy_s(sampler.samples)
         return {
             "steady_rows_per_s": found["steady"].get("rows_per_s"),
@@ -313,33 +208,3 @@ def _free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
-
-
-def main() -> None:
-    """Print a JSON object a turn, then the medians."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("release", type=Path)
-    parser.add_argument("prompts", type=Path)
-    parser.add_argument("--rows", type=int, default=120)
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--way", choices=WAYS)
-    parser.add_argument("--home", type=Path)
-    parser.add_argument("--target", type=json.loads)
-    options = parser.parse_args()
-    if options.way:
-        print(json.dumps(client(options.way, options.prompts, options.home, options.target)))
-        return
-    found: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory(prefix="real-engine-") as home:
-        for turn in Bench(Path(home), options.release, options.prompts, options.rows).turns(options.rounds):
-            print(json.dumps(turn), flush=True)
-            found.append(turn)
-    for way in (*WAYS, "run-batch"):
-        of_way = [turn for turn in found if turn["way"] == way]
-        keys = [key for key, value in of_way[0].items() if isinstance(value, int | float) and key != "round"]
-        medians = {key: round(median(turn[key] for turn in of_way), 3) for key in keys}
-        print(json.dumps({"median_of": len(of_way), "way": way, **medians}), flush=True)
-
-
-if __name__ == "__main__":
-    main()
