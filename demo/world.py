@@ -154,6 +154,8 @@ class World:
                 "scheme": self.scheme,
                 "group_size": 64,
                 "calibration_tokens": 512,
+                # Half the scales of the default take half the time, and two minutes are saved on two cores.
+                "n_grid": 10,
                 # Every forward pass costs seconds here: enough to tell a damaged release from a sound one.
                 "gate": {"tokens": 512},
             },

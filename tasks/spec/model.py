@@ -66,6 +66,8 @@ class Convert(Part):
     best like the prompts to come. null: the documentation texts that ship with Python."""
     calibration_tokens: int = Field(default=4096, ge=256, le=1_000_000)
     """How many tokens of those texts awq looks at; its time grows with them."""
+    n_grid: int = Field(default=20, ge=4, le=100)
+    """How many scales awq tries for each group of layers (llm-compressor only): most of its time is spent on them."""
     gate: Gate = Gate()
     """What the release must hold to be published."""
 

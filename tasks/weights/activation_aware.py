@@ -52,7 +52,7 @@ def convert_with_activations(job: "Job", made: Path) -> None:
         processor=transformers.AutoTokenizer.from_pretrained(job.source, local_files_only=True),
         dataset=torch.utils.data.DataLoader(samples, batch_size=_BATCH),
         recipe=[
-            AWQModifier(mappings=_mappings(model)),
+            AWQModifier(mappings=_mappings(model), n_grid=job.n_grid),
             QuantizationModifier(
                 ignore=job.ignored,
                 config_groups={"matrices": {"targets": ["Linear"], "weights": weights_of(job)}},

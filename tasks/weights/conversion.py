@@ -175,6 +175,7 @@ def _job(base: Path, recipe: recipes.Recipe, work: Path, context: Context) -> co
         texts=_calibration(context),
         tokens=asked.calibration_tokens,
         sample_tokens=calibration.SAMPLE_TOKENS,
+        n_grid=asked.n_grid,
         memory_bytes=need.in_memory_bytes(available),
         progress=str(work / "progress.json"),
     )

@@ -49,6 +49,7 @@ def convert(folder: Path, name: str, scheme: str) -> None:
             texts=calibration.texts(None, 256),
             tokens=256,
             sample_tokens=calibration.SAMPLE_TOKENS,
+            n_grid=4,
             memory_bytes=LITTLE_MEMORY_BYTES if scheme.endswith("on-disk") else 2**40,
             progress=str(folder / "progress.json"),
         )

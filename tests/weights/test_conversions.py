@@ -215,7 +215,7 @@ def test_awq_with_most_of_the_model_on_the_disk_is_the_same_byte_for_byte(
 @pytest.mark.everything
 def test_awq_made_again_is_the_same_byte_for_byte(world: World, conversions: Path) -> None:
     serve(world, conversions / "base" / "qwen2")
-    world.start(scheme="awq", group_size=64, calibration_tokens=256)
+    world.start(scheme="awq", group_size=64, calibration_tokens=256, n_grid=4)
     world.execute("download", "convert")
     folder = Path(world.facts("convert")["path"])
     manifest = (folder / store.MANIFEST).read_bytes()
