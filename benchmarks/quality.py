@@ -1,6 +1,7 @@
 """How good fp8, awq and plain rounding are on one model: numbers, and a few answers side by side.
 
-    .venv/bin/python -m benchmarks.quality MODEL_FOLDER WORK_FOLDER [--parts N] [--calibration TOKENS] [--no-answers]
+    .venv/bin/python -m benchmarks.quality MODEL_FOLDER WORK_FOLDER
+        [--parts N] [--calibration TOKENS] [--n-grid N] [--no-answers]
 
 Converts the model with every scheme and group size that divides it, measures each candidate as the gate does on
 N parts of the held-out texts (1,024 tokens of each), and lets vLLM answer with each that it serves on this
@@ -13,6 +14,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +57,20 @@ print("answers", json.dumps([answer.outputs[0].text for answer in answers]))
 """
 
 
-def measure(model: Path, work: Path, parts: int, calibration_tokens: int) -> dict[str, Path]:
+@dataclass(frozen=True)
+class Effort:
+    """How long awq looks for its scales: see `tasks.spec.model.Convert`."""
+
+    tokens: int
+    n_grid: int
+
+
+def measure(model: Path, work: Path, parts: int, effort: Effort) -> dict[str, Path]:
     """Convert and measure; prints the numbers, returns the releases by name."""
     config = tensors.read_config(model)
     recipe = recipes.of(config)
     jobs = {
-        scheme: _job(model, work / scheme, scheme, 128, recipe, calibration_tokens)
-        for scheme in ("fp8", "fp8_block")
+        scheme: _job(model, work / scheme, scheme, 128, recipe, effort) for scheme in ("fp8", "fp8_block")
     }
     for group_size in _GROUP_SIZES:
         try:
@@ -70,7 +79,7 @@ def measure(model: Path, work: Path, parts: int, calibration_tokens: int) -> dic
             print(json.dumps({"group_size": group_size, "refused": str(error)}), flush=True)
             continue
         name = f"g{group_size}"
-        jobs[name] = _job(model, work / name, "awq", group_size, recipe, calibration_tokens)
+        jobs[name] = _job(model, work / name, "awq", group_size, recipe, effort)
     made = {
         name if name in job.candidates else f"{candidate}-{name}": Path(job.made, candidate)
         for name, job in jobs.items()
@@ -141,7 +150,7 @@ def answer(releases: dict[str, Path], dtype: str) -> None:
 
 
 def _job(
-    model: Path, made: Path, scheme: str, group_size: int, recipe: recipes.Recipe, tokens: int
+    model: Path, made: Path, scheme: str, group_size: int, recipe: recipes.Recipe, effort: Effort
 ) -> converting.Job:
     return converting.Job(
         source=str(model),
@@ -152,9 +161,10 @@ def _job(
         symmetric=False,
         ignored=list(recipe.ignored),
         loader=recipe.loader,
-        texts=calibration.texts(None, tokens) if scheme == "awq" else [],
-        tokens=tokens,
+        texts=calibration.texts(None, effort.tokens) if scheme == "awq" else [],
+        tokens=effort.tokens,
         sample_tokens=calibration.SAMPLE_TOKENS,
+        n_grid=effort.n_grid,
         memory_bytes=2**50,
         progress=str(made.parent / "progress.json"),
     )
@@ -201,10 +211,11 @@ def main() -> None:
     parser.add_argument("work", type=Path, help="a folder that does not exist yet")
     parser.add_argument("--parts", type=int, default=2, help="of the held-out texts")
     parser.add_argument("--calibration", type=int, default=4096, help="tokens that awq looks at")
+    parser.add_argument("--n-grid", type=int, default=20, help="scales that awq tries")
     parser.add_argument("--no-answers", action="store_true")
     given = parser.parse_args()
     given.work.mkdir(parents=True)
-    releases = measure(given.model, given.work, given.parts, given.calibration)
+    releases = measure(given.model, given.work, given.parts, Effort(given.calibration, given.n_grid))
     if not given.no_answers:
         flags = set(Path("/proc/cpuinfo").read_text().split())
         answer(releases, "auto" if flags & {"avx512_bf16", "amx_bf16"} else "float32")
