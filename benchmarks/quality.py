@@ -20,7 +20,7 @@ from typing import Any
 
 from tasks.errors import InputError
 from tasks.settings import Settings
-from tasks.weights import calibration, conversion, converting, measuring, recipes, store, tensors
+from tasks.weights import calibration, conversion, converting, measuring, recipes, store, tensors, trial
 from tasks.weights.scales import SCALES
 
 _HELD_OUT_TOKENS = 1024
@@ -49,7 +49,7 @@ _ANSWER = """
 import json, sys
 import vllm
 model, dtype, questions = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
-engine = vllm.LLM(model=model, dtype=dtype, enforce_eager=True, max_model_len=256, max_num_seqs=4,
+engine = vllm.LLM(model=model, dtype=dtype, enforce_eager=True, max_model_len=1024, max_num_seqs=4,
     kv_cache_memory_bytes=2**27, limit_mm_per_prompt={"image": 0, "video": 0})
 asked = [[{"role": "user", "content": question}] for question in questions]
 answers = engine.chat(asked, vllm.SamplingParams(max_tokens=32, temperature=0.0), use_tqdm=False)
@@ -217,8 +217,7 @@ def main() -> None:
     given.work.mkdir(parents=True)
     releases = measure(given.model, given.work, given.parts, Effort(given.calibration, given.n_grid))
     if not given.no_answers:
-        flags = set(Path("/proc/cpuinfo").read_text().split())
-        answer(releases, "auto" if flags & {"avx512_bf16", "amx_bf16"} else "float32")
+        answer(releases, trial.dtype_on_cpu(recipes.architecture(tensors.read_config(given.model))))
 
 
 if __name__ == "__main__":

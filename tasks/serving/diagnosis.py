@@ -71,6 +71,13 @@ KNOWN = (
         "the installed vLLM cannot serve this architecture: choose another model.repo, or a newer vLLM",
     ),
     _known(
+        "wrong dtype",
+        r"CPU GDN attention requires BF16",
+        Remedy.USER,
+        "on a CPU vLLM computes this architecture's gated delta nets in bfloat16 alone: set serving.dtype to bfloat16 "
+        "or auto",
+    ),
+    _known(
         "out of memory",
         r"out of memory|OutOfMemoryError|NVML_SUCCESS == r INTERNAL ASSERT|[Cc]annot allocate memory|"
         r"MemoryError|No available memory for the cache blocks|larger than the (maximum|available)|"
