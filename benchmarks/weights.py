@@ -14,7 +14,6 @@ import os
 import re
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -76,7 +75,8 @@ else:
     weights = QuantizationArgs(num_bits=4, symmetric=False, strategy="group", group_size={_GROUP_SIZE})
     scheme = QuantizationScheme(targets=["Linear"], weights=weights)
     oneshot(model=model, dataset=torch.utils.data.DataLoader(samples, batch_size=1), processor=tokenizer,
-        recipe=[AWQModifier(n_grid=n_grid), QuantizationModifier(ignore=["lm_head"], config_groups={{"group": scheme}})],
+        recipe=[AWQModifier(n_grid=n_grid),
+            QuantizationModifier(ignore=["lm_head"], config_groups={{"group": scheme}})],
         max_seq_length={_SAMPLE_TOKENS}, num_calibration_samples=len(samples))
 model.save_pretrained(made, save_compressed=True)
 tokenizer.save_pretrained(made)
@@ -126,7 +126,8 @@ def measure_conversions(model: Path, tokens: int, n_grid: int) -> dict[str, dict
 _WITH_PEAK = "import time; _began = time.perf_counter()\n"
 _SAY_PEAK = """
 import resource
-print("took", time.perf_counter() - _began, "used", time.process_time(), "peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+_peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+print("took", time.perf_counter() - _began, "used", time.process_time(), "peak", _peak)
 """
 
 
