@@ -8,21 +8,22 @@ are ended, and a new keeper with a new pool is started. A start that fails leave
 import logging
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tasks import pool_key
 from tasks.contract import Context, Outcome
-from tasks.errors import Fenced, InputError, Remedy, StageError, StageFailed
+from tasks.errors import Fenced, Remedy, StageError, StageFailed, Unavailable
 from tasks.ledger import take
-from tasks.ledger.claims import facts_of
 from tasks.node import processes
 from tasks.serving import (
     device_memory,
     diagnosis,
     flags,
+    given,
     keeper_process,
     leftovers,
     log_files,
@@ -31,14 +32,15 @@ from tasks.serving import (
     standing,
 )
 from tasks.serving.diagnosis import Diagnosis
-from tasks.serving.launch import Slot
 from tasks.serving.pools import Pool, Wanted
 
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.25
-_KEEPER_UP_S = 60.0
+_KEEPER_UP_S = 120.0
 """A keeper is up within a second or two, on a machine that has nothing else to do."""
+_LAST_LINES = 4
+_LINE_LENGTH = 240
 _LONGER_S = 86400.0
 """A pool is no use beyond its run's deadline; this much more is left for a run that is started again."""
 _ASKS = 20
@@ -64,12 +66,14 @@ def plan(context: Context) -> Plan:
 
     Raises:
         InputError: a flag in serving.extra_args does not exist, or a stage before this one has not been run.
+        StageFailed: the devices were given back since they were provisioned.
     """
-    to_do = _facts(context, "prepare")["to_do"]
-    if to_do == 0:
+    if given.rows_to_do(context) == 0:
         return Plan("no row is left to do, so no model is loaded", satisfied=True)
     flags.check(context.run.spec.serving.extra_args, context.settings.serving_flags)
-    wanted = _wanted(context)
+    wanted = given.wanted(context)
+    if (over := given.why_lease_is_over(wanted, context)) is not None:
+        return Plan(f"hold lease {wanted.lease_id} again, which {over}, and start anew", wanted=wanted)
     there = pools.open_pool(context.claim.ledger, context.run.run_id)
     workers = len(wanted.slots)
     if there is None or there.wanted != wanted or there.keeper is None or not there.keeper.is_alive():
@@ -91,20 +95,12 @@ def apply(plan: Plan, context: Context) -> None:
     """Start or mend the pool, and wait until every worker is ready.
 
     Raises:
-        StageFailed, InputError, Unavailable: a worker was given up; the message has its log's lines.
+        StageFailed, InputError, Unavailable: a worker was given up, and the message has its log's lines; or
+            the keeper ended.
     """
     assert plan.wanted is not None, "a plan without a pool is satisfied"
-    try:
+    with _nothing_left_when_it_fails(context):
         _await_workers(plan.keeper or _launch(plan.wanted, context), context)
-    except Fenced:
-        raise
-    except Exception as error:
-        # Airflow does not tear down what failed to set up.
-        try:
-            _end_pool(context, f"start failed: {error}")
-        except StageError as second:
-            log.warning("what start left is not ended yet; stop and reap will: %s", second)
-        raise
 
 
 def verify(context: Context) -> Outcome:
@@ -112,18 +108,18 @@ def verify(context: Context) -> Outcome:
 
     Raises:
         StageFailed: one does not.
+        Unavailable: the pool has just ended.
     """
-    if _facts(context, "prepare")["to_do"] == 0:
+    if given.rows_to_do(context) == 0:
         return Outcome("no pool is needed", _NO_POOL)
     there = pools.open_pool(context.claim.ledger, context.run.run_id)
     if there is None or there.registry is None:
-        raise StageFailed(
-            "the pool ended while it was being verified; look at the keeper's log and start again"
-        )
-    try:
-        workers = standing.prove(there, _key(context, there), context.settings.canary_timeout_s)
-    except probes.NoAnswer as error:
-        raise StageFailed(f"the pool is up but does not serve: {error}") from None
+        raise Unavailable(f"the pool ended as soon as it was ready{_last_words(context)}")
+    with _nothing_left_when_it_fails(context):
+        try:
+            workers = standing.prove(there, _key(context, there), context.settings.canary_timeout_s)
+        except probes.NoAnswer as error:
+            raise StageFailed(f"the pool is up but does not serve: {error}") from None
     facts = {
         "pool_id": there.pool_id,
         "registry": there.registry,
@@ -135,10 +131,26 @@ def verify(context: Context) -> Outcome:
     return Outcome(f"{workers} worker(s) serve {there.wanted.release_id}{fewer}", facts)
 
 
+@contextmanager
+def _nothing_left_when_it_fails(context: Context) -> Iterator[None]:
+    """Airflow does not tear down what failed to set up."""
+    try:
+        yield
+    except Fenced:
+        raise
+    except Exception as error:
+        try:
+            _end_pool(context, f"start failed: {error}")
+        except StageError as second:
+            log.warning("what start left is not ended yet; stop and reap will: %s", second)
+        raise
+
+
 def _launch(wanted: Wanted, context: Context) -> Pool:
     """End what is left of an older pool and start a keeper; it is in the ledger before it exists."""
     run_id, ledger, settings = context.run.run_id, context.claim.ledger, context.settings
     _end_pool(context, "replaced")
+    given.hold_lease(wanted, context)
     keeping, holders = take(ledger, run_id, "keeper", frozenset({"keeper"}))
     processes.end(holders, grace_s=0)
     pool_id = f"{run_id}.{keeping.epoch}"
@@ -166,7 +178,7 @@ def _launch(wanted: Wanted, context: Context) -> Pool:
         if (how := started.ended()) is not None:
             raise diagnosis.of_log("the keeper", keeper_log, how).as_error()
         if time.monotonic() > deadline:
-            raise StageFailed(f"the keeper did not come up in {_KEEPER_UP_S:.0f} s; its log is {keeper_log}")
+            raise Unavailable(f"the keeper did not come up in {_KEEPER_UP_S:.0f} s{_last_words(context)}")
         time.sleep(_POLL_S)
 
 
@@ -194,9 +206,9 @@ def _await_workers(pool: Pool, context: Context) -> None:
                 return
             time.sleep(_POLL_S)
     except probes.NoAnswer as error:
-        raise StageFailed(
-            f"the keeper of pool {pool.pool_id} ended or hangs ({error}); its log is {_keeper_log(context)}"
-        ) from None
+        lives = pool.keeper is not None and pool.keeper.is_alive()
+        what = f"hangs ({error})" if lives else "ended, or was killed, before its workers were ready"
+        raise Unavailable(f"the keeper of pool {pool.pool_id} {what}{_last_words(context)}") from None
 
 
 def _why_given_up(given_up: Sequence[dict[str, Any]], total: int) -> StageError:
@@ -239,27 +251,16 @@ def _leftovers(context: Context) -> list[processes.Process]:
     return [*leftovers.keepers(run_id), *leftovers.workers(run_id, known)]
 
 
-def _wanted(context: Context) -> Wanted:
-    release, devices = _facts(context, "convert"), _facts(context, "provision")
-    slots = tuple(Slot.from_facts(slot) for slot in devices["slots"])
-    if not slots:
-        raise StageFailed("provision handed on no slot although rows are left to do: run provision again")
-    return Wanted(release["release_id"], Path(release["path"]), slots, devices["lease_id"])
-
-
-def _facts(context: Context, stage: str) -> dict[str, Any]:
-    facts = facts_of(context.claim.ledger, context.run.run_id, stage)
-    if facts is None:
-        raise InputError(
-            f"stage start needs what stage {stage} found, and {stage} has not succeeded in run "
-            f"{context.run.run_id}: run `qwen-pipeline {stage}` first"
-        )
-    return facts
-
-
 def _key(context: Context, pool: Pool) -> str:
     return pool_key.derive(context.settings.secret(), pool.pool_id)
 
 
 def _keeper_log(context: Context) -> Path:
     return context.settings.logs / context.run.run_id / "keeper.log"
+
+
+def _last_words(context: Context) -> str:
+    """The end of the keeper's log, for an error that it explains better."""
+    keeper_log = _keeper_log(context)
+    lines = "".join(f"\n    {line[:_LINE_LENGTH]}" for line in log_files.tail(keeper_log, _LAST_LINES))
+    return f"; its log is {keeper_log}" + (f" and ends:{lines}" if lines else ", and is empty")
