@@ -1,5 +1,6 @@
 """Why a worker ended: read from its log, with the few lines that matter and who can help."""
 
+import errno
 import re
 import signal
 from dataclasses import dataclass
@@ -102,6 +103,9 @@ KNOWN = (
 )
 """In this order: a traceback of one failure often ends in the words of a later one."""
 
+_PASSES = frozenset([errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE])
+"""What a node may be short of for a while: disk, processes, memory, files."""
+
 _LOOKS_BAD = re.compile(r"\b(ERROR|CRITICAL|\w*Error|\w*Exception|Traceback|error:|fatal|Killed)")
 
 _CAUSE = re.compile(r"\b[A-Z]\w*(?:Error|Exception): (?!Engine core initialization failed)")
@@ -109,6 +113,12 @@ _CAUSE = re.compile(r"\b[A-Z]\w*(?:Error|Exception): (?!Engine core initializati
 
 _HARMLESS = re.compile(r"\b(DEBUG|INFO|WARNING)\b \d\d-\d\d ")
 """vLLM's own lines that are no error: they mention files that it does without."""
+
+
+def not_started(worker_id: str, error: OSError) -> Diagnosis:
+    """For a server that could not even be spawned."""
+    remedy = Remedy.RETRY if error.errno in _PASSES else Remedy.OPERATOR
+    return Diagnosis("not started", remedy, f"{worker_id} cannot be started: {error}")
 
 
 def of_exit(worker_id: str, log: Path, status: int) -> Diagnosis:

@@ -115,8 +115,13 @@ class Server:
         )
         self.leader: Process | None = processes.identify(self._child.pid)
         """None when it ended before it could be looked at."""
-        # Nobody else reaps the child, so its pid is still its own.
-        self._pidfd = os.pidfd_open(self._child.pid)
+        try:
+            # Nobody else reaps the child, so its pid is still its own.
+            self._pidfd = os.pidfd_open(self._child.pid)
+        except OSError:  # no file is left to open; nobody would know of the server
+            self._child.kill()
+            self._child.wait()
+            raise
         asyncio.get_running_loop().add_reader(self._pidfd, self._note_exit)
 
     def why_it_exited(self) -> Diagnosis:
