@@ -100,6 +100,7 @@ class Server:
         self._log = job.log(worker_id)
         self._scratch = scratch.make(job.run_id, worker_id)
         self._began, self._began_at = time.time(), now_s()
+        self._killed_before = _killed_for_memory()
         log_files.begin_anew(self._log, job.settings.log_keep)
         environment = launch.environment(
             f"{job.run_id}/{worker_id}",
@@ -126,7 +127,8 @@ class Server:
 
     def why_it_exited(self) -> Diagnosis:
         """From its exit status and its log."""
-        return diagnosis.of_exit(self._worker_id, self._log, self._child.wait())
+        killed = _killed_for_memory() - self._killed_before
+        return diagnosis.of_exit(self._worker_id, self._log, self._child.wait(), killed)
 
     def why(self, how: str) -> Diagnosis:
         """From its log, for a server that lives and fails; `how` as in `diagnosis.of_log`."""
@@ -193,3 +195,12 @@ def _title(process: Process) -> str:
         return Path(f"/proc/{process.pid}/comm").read_text().strip()
     except OSError:
         return ""
+
+
+def _killed_for_memory() -> int:
+    """How many processes the kernel has killed for want of memory since it booted; 0 where it does not count them."""
+    try:
+        counters = Path("/proc/vmstat").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in counters if line.startswith("oom_kill ")), 0)

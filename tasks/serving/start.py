@@ -161,15 +161,18 @@ def _launch(wanted: Wanted, context: Context) -> Pool:
     if settings.ledger_url is not None:
         secrets["QWEN_PIPELINE_LEDGER_URL"] = settings.ledger_url.get_secret_value()
     keeper_log = _keeper_log(context)
-    log_files.begin_anew(keeper_log, settings.log_keep)
-    started = keeper_process.start(
-        pool_id,
-        [sys.executable, "-m", "tasks.serving.keeper", "--pool", pool_id, "--epoch", str(keeping.epoch)],
-        processes.environment(f"{run_id}/keeper", secrets),
-        keeper_log,
-        settings,
-        context.run.spec.limits.deadline_s + settings.start_timeout_s + _LONGER_S,
-    )
+    try:
+        log_files.begin_anew(keeper_log, settings.log_keep)
+        started = keeper_process.start(
+            pool_id,
+            [sys.executable, "-m", "tasks.serving.keeper", "--pool", pool_id, "--epoch", str(keeping.epoch)],
+            processes.environment(f"{run_id}/keeper", secrets),
+            keeper_log,
+            settings,
+            context.run.spec.limits.deadline_s + settings.start_timeout_s + _LONGER_S,
+        )
+    except OSError as error:
+        raise StageFailed(f"the keeper of the workers cannot be started: {error}") from None
     deadline = time.monotonic() + _KEEPER_UP_S
     while True:
         pool = pools.load(ledger, pool_id)
@@ -190,6 +193,7 @@ def _await_workers(pool: Pool, context: Context) -> None:
     key, total = _key(context, pool), len(pool.wanted.slots)
     least = min(context.run.spec.serving.min_workers, total)
     shown = -1
+    told: set[str] = set()
     try:
         standing.try_again(pool, key)
         while True:
@@ -198,6 +202,10 @@ def _await_workers(pool: Pool, context: Context) -> None:
             if ready != shown:
                 context.claim.progress(ready, total, "workers")
                 shown = ready
+            says = {f"{one['worker_id']} is {one['state']}: {one['message']}" for one in now.workers}
+            for line in sorted(says - told):
+                log.info("%s", line)
+            told = says
             given_up = [worker for worker in now.workers if worker["given_up"]]
             if total - len(given_up) < least:
                 raise _why_given_up(given_up, total)
@@ -214,8 +222,8 @@ def _await_workers(pool: Pool, context: Context) -> None:
 def _why_given_up(given_up: Sequence[dict[str, Any]], total: int) -> StageError:
     first = given_up[0]
     remedy = Remedy(first["given_up"]["remedy"])
-    also = f"\n({len(given_up)} of {total} workers were given up)" if total > 1 else ""
-    message = f"{first['message']}\nafter {first['attempt']} start(s){also}"
+    others = f"; {len(given_up)} of {total} workers were" if total > 1 else ""
+    message = f"{first['message']}\n(given up after start {first['attempt']}{others})"
     return Diagnosis(first["given_up"]["kind"], remedy, message).as_error()
 
 

@@ -18,7 +18,6 @@ from tests.serving.pool_world import status_of, wait_for
 from tests.serving.real_world import (
     ASKED_FOR,
     MODEL,
-    is_ready,
     nothing_is_left,
     real_world,
     see,
@@ -79,10 +78,4 @@ def test_workers_live_in_mid_batch_without_the_database_and_end_with_their_lease
         assert ended_s < LEASE_S
         cluster.start()
         assert world.execute("stop").changed, "the ledger did not know yet"
-        nothing_is_left(world)
-        began = time.monotonic()
-        world.execute("start")
-        assert is_ready(world)
-        see("PostgreSQL is back, and so is the pool", seconds=round(time.monotonic() - began, 1))
-        world.execute("stop")
         nothing_is_left(world)
