@@ -37,6 +37,8 @@ from tasks.serving.pools import Pool, Wanted
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.25
+_LONGEST_POLL_S = 2.0
+_POLL_PART = 0.02
 _KEEPER_UP_S = 120.0
 """A keeper is up within a second or two, on a machine that has nothing else to do."""
 _LAST_LINES = 4
@@ -194,6 +196,7 @@ def _await_workers(pool: Pool, context: Context) -> None:
     least = min(context.run.spec.serving.min_workers, total)
     shown = -1
     told: set[str] = set()
+    began = time.monotonic()
     try:
         standing.try_again(pool, key)
         while True:
@@ -212,7 +215,8 @@ def _await_workers(pool: Pool, context: Context) -> None:
             if ready + len(given_up) == total:
                 _warn_of(given_up)
                 return
-            time.sleep(_POLL_S)
+            # Who has waited for minutes need not know to the quarter of a second.
+            time.sleep(min(_LONGEST_POLL_S, max(_POLL_S, (time.monotonic() - began) * _POLL_PART)))
     except probes.NoAnswer as error:
         lives = pool.keeper is not None and pool.keeper.is_alive()
         what = f"hangs ({error})" if lives else "ended, or was killed, before its workers were ready"
