@@ -118,8 +118,6 @@ class World:
             "QWEN_PIPELINE_HOME": str(self.pipeline),
             "QWEN_PIPELINE_DEPLOYMENT": self.deployment,
             "QWEN_PIPELINE_LEDGER_URL_FILE": str(self._ledger_url_file),
-            # Nothing is compiled on these CPUs, and a round of requests takes a minute.
-            "QWEN_PIPELINE_PREWARM_ROUNDS": "0",
             "AIRFLOW_CONN_SPARK_DEFAULT": '{"conn_type": "spark", "host": "local[2]"}',
         }
         variables |= {f"QWEN_PIPELINE_{name.upper()}": str(value) for name, value in self._simulation.items()}

@@ -142,8 +142,9 @@ class Settings(BaseSettings):
     prewarm_s: float = 120.0
     """After this long no further round of first requests is sent; rounds end earlier once they are stable."""
 
-    prewarm_rounds: int = Field(default=5, ge=0)
-    """Rounds of first requests at most; 0: a single chat proves the worker, and the batch's rows warm it."""
+    prewarm_rounds: int | None = Field(default=None, ge=0)
+    """Rounds of first requests at most; 0: a single chat proves the worker, and the batch's rows warm it. null: 5 on
+    GPUs, where kernels are compiled when a shape is first met; 0 on CPU cores, where none are."""
 
     worker_silence_s: float = 60.0
     """A worker that makes no token and answers no canary for this long is replaced. Longer than the longest

@@ -49,7 +49,8 @@ _LONGER_S = 3600.0
 
 _LAST_WRITES_S = 3.0
 _WATCH_S = 0.2
-_LOGS_EVERY_S = 30.0
+_CLEAN_EVERY_S = 30.0
+_OWN_LOG = "keeper"
 _DRAIN_POLL_S = 0.1
 
 
@@ -126,7 +127,8 @@ class Keeper:
 
     async def _until_over(self, tending: list["asyncio.Task[None]"]) -> None:
         # Ending takes a while too, and must be over when the lease is.
-        margin_s = min(self._settings.stop_grace_s, self._settings.lease_s / 4, _FIRST_RENEWAL_S / 4)
+        ending_s = self._settings.drain_s + self._settings.stop_grace_s + _LAST_WRITES_S
+        margin_s = min(ending_s, self._settings.lease_s / 4, _FIRST_RENEWAL_S / 4)
         while self._why_over is None:
             if now_s() > self._ends_at - margin_s:
                 self._end("the lease expires and could not be renewed")
@@ -151,19 +153,23 @@ class Keeper:
             )
 
     async def _keep_the_disk_free(self) -> None:
-        settings = self._settings
-        await asyncio.to_thread(compile_cache.forget_old, settings)
         while True:
-            for worker in self._workers:
-                log_file = self._job.log(worker.worker_id)
-                await asyncio.to_thread(
-                    log_files.bound, log_file, settings.log_max_mb * 2**20, settings.log_keep
-                )
-            await asyncio.sleep(_LOGS_EVERY_S)
+            try:
+                await asyncio.to_thread(self._clean_up)
+            except OSError as error:
+                # A disk that fails is no reason to end a pool that serves.
+                log.warning("logs and old caches are not bounded for the moment: %s", error)
+            await asyncio.sleep(_CLEAN_EVERY_S)
+
+    def _clean_up(self) -> None:
+        settings = self._settings
+        for name in (_OWN_LOG, *(worker.worker_id for worker in self._workers)):
+            log_files.bound(self._job.log(name), settings.log_max_mb * 2**20, settings.log_keep)
+        compile_cache.forget_old(settings)
 
     def _tail(self, worker_id: str, lines: int) -> list[str] | None:
         """The newest lines of a worker's log, or of `keeper`'s; None for a name that is none of these."""
-        if worker_id not in {"keeper", *(worker.worker_id for worker in self._workers)}:
+        if worker_id not in {_OWN_LOG, *(worker.worker_id for worker in self._workers)}:
             return None
         return log_files.tail(self._job.log(worker_id), lines)
 
