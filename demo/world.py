@@ -118,6 +118,8 @@ class World:
             "QWEN_PIPELINE_HOME": str(self.pipeline),
             "QWEN_PIPELINE_DEPLOYMENT": self.deployment,
             "QWEN_PIPELINE_LEDGER_URL_FILE": str(self._ledger_url_file),
+            # The stage `start` loads the release in the next minute, and proves the same.
+            "QWEN_PIPELINE_TRY_RELEASES": "false",
             "AIRFLOW_CONN_SPARK_DEFAULT": '{"conn_type": "spark", "host": "local[2]"}',
         }
         variables |= {f"QWEN_PIPELINE_{name.upper()}": str(value) for name, value in self._simulation.items()}

@@ -226,9 +226,9 @@ class Settings(BaseSettings):
     weights_wait_s: float = 6 * 3600.0
     """How long a run waits for another run that is making the same release: the longest conversion, with room."""
 
-    try_releases: bool = False
-    """Load each release in vLLM and let it generate before it is published, where this node's CPU can. Off, its
-    first start proves it: loading takes a minute, and the first start loads it anyway."""
+    try_releases: bool = True
+    """Load each release in vLLM and let it generate before it is published, where this node's vLLM is a CPU's and
+    the model is small. Elsewhere, and when this is off, the first workers prove the same when they start."""
 
     hub_offline: bool = Field(default=False, validation_alias="HF_HUB_OFFLINE")
     """Never ask the hub; use what is on disk."""

@@ -8,6 +8,7 @@ Executing a stage is the same for all: claim it, end whoever acted for it before
 apply what differs, verify, finish the claim. So it can be killed at any instruction and executed again.
 """
 
+import errno
 import logging
 import time
 from collections.abc import Callable
@@ -172,7 +173,10 @@ def execute(
                         _abandon_lease(claim, settings, error)
                     raise
         except Exception as error:
-            _record_failure(claim, error)
+            full = _full_disk(error, name)
+            _record_failure(claim, full or error)
+            if full is not None:
+                raise full from error
             raise
         claim.finish("done" if changed else "nothing to do", outcome.message, outcome.facts)
     seconds = time.monotonic() - began
@@ -237,6 +241,17 @@ def _abandon_lease(claim: Claim, settings: Settings, error: Exception) -> None:
     except Exception:
         # The stage's own error matters more; the lease ends by its expiry.
         log.warning("the lease of run %s could not be marked as abandoned", claim.run_id, exc_info=True)
+
+
+def _full_disk(error: Exception, stage: str) -> StageFailed | None:
+    """A full disk is no defect, wherever it was met."""
+    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return None
+    where = f", at {error.filename}" if error.filename else ""
+    return StageFailed(
+        f"the disk is full{where}: nothing that {stage} was making is visible to others. Make room (old releases: "
+        f"`qwen-pipeline releases`, `remove-release ID`) and execute it again"
+    )
 
 
 def _record_failure(claim: Claim, error: Exception) -> None:

@@ -1,7 +1,8 @@
 """Make tiny checkpoints with random weights, one of each architecture that converting knows.
 
 Run in the converting environment: `python make_checkpoints.py FOLDER` fills FOLDER/NAME for every name below.
-Sizes are the smallest that a group of 64 divides; one layer of each kind is enough.
+Sizes are the smallest that a group of 64 divides; one layer of each kind is enough. Linear heads are of 128
+because vLLM's CPU kernels know no other size.
 """
 
 import json
@@ -38,8 +39,8 @@ _DELTA_NET = {
     "layer_types": ["linear_attention", "full_attention"],
     "linear_num_key_heads": 1,
     "linear_num_value_heads": 2,
-    "linear_key_head_dim": 64,
-    "linear_value_head_dim": 64,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
 }
 
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}

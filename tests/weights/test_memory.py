@@ -31,7 +31,7 @@ def test_fp8_takes_no_more_for_more_files_and_awq_keeps_what_does_not_fit_on_the
     few, many = a_model(4, 1024), a_model(400, 1024)
 
     assert memory.need(few, "fp8", 1000).least_bytes == memory.need(many, "fp8", 1000).least_bytes
-    small, large = memory.need(few, "awq", 1000), memory.need(many, "awq", 1000)
+    small, large = (memory.need(a_model(layers, 1024), "awq", 1000) for layers in (1000, 2000))
     assert small.least_bytes == large.least_bytes
     assert large.model_bytes > small.model_bytes
     assert large.on_disk_bytes(large.least_bytes) == large.model_bytes
