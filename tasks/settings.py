@@ -34,6 +34,7 @@ class Quota(BaseModel):
 
     devices: int | None = Field(default=None, ge=1)
     device_hours_per_day: float | None = Field(default=None, gt=0)
+    tokens_per_day: int | None = Field(default=None, ge=1)
 
 
 class Settings(BaseSettings):
@@ -69,8 +70,9 @@ class Settings(BaseSettings):
     """How often a task that waits for what another run holds looks again; in between it holds no worker slot."""
 
     quotas: dict[str, Quota] = Field(default_factory=dict)
-    """By tenant (a JSON object): devices (GPUs, or CPU cores) held at once, and device hours of the last 24.
-    A run that would be over them waits; `*` is for tenants that are not named."""
+    """By tenant (a JSON object): `devices` (GPUs, or CPU cores) held at once, `device_hours_per_day` and
+    `tokens_per_day` (of prompts and answers) of the last 24 hours. A run that would be over them waits; one whose
+    tenant spends the last token starts no further row. `*` is for tenants that are not named."""
 
     notify: tuple[Notification, ...] = ()
     """Who is told how a run ended (a JSON list of {on, notifier, arguments}); nobody by default."""

@@ -26,7 +26,8 @@ def render() -> str:
             field.validation_alias if isinstance(field.validation_alias, str) else f"{prefix}{name.upper()}"
         )
         why = " ".join((field.description or "").split())
-        rows.append(f"| `{variable}` | {_shown(field.default)} | {why} |\n")
+        default = field.get_default(call_default_factory=True)
+        rows.append(f"| `{variable}` | {_shown(default)} | {why} |\n")
     return _INTRODUCTION + "".join(rows)
 
 

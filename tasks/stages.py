@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from importlib import import_module
 from typing import Any, cast
@@ -26,7 +26,7 @@ from tasks.node import lock, processes
 from tasks.settings import Settings
 from tasks.spark import SparkSubmission
 from tasks.spec import RunSpec
-from tasks.spec.freeze import resolve_dates
+from tasks.spec.freeze import resolve_dates, resolve_deadline
 from tasks.watch import watching
 
 log = logging.getLogger(__name__)
@@ -114,7 +114,8 @@ def freeze(ledger: Ledger, run_id: str, spec: RunSpec, at: datetime, settings: S
     if known is None:
         from tasks.weights.pin import pin
 
-        resolved = resolve_dates(spec, at)
+        # The business day is that of the schedule; its deadline is ahead, however late the run starts.
+        resolved = resolve_deadline(resolve_dates(spec, at), datetime.now(UTC).astimezone(at.tzinfo))
         known = register(ledger, run_id, resolved, {"asked": asked, **pin(resolved, settings)})
     if known.pins["asked"] != asked:
         changed = sorted(name for name in asked if asked[name] != known.pins["asked"].get(name))

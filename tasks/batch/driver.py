@@ -123,6 +123,8 @@ def _drive(run: Run, claim: Claim, settings: Settings) -> None:
         every_s=settings.segment_flush_s,
         tokens_left=limits.tokens_left(run, answers),
         stop_file=stop_file,
+        tenant=run.spec.tenant,
+        quota=settings.quota_of(run.spec.tenant),
     )
     try:
         with registrar:

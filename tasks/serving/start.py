@@ -10,11 +10,12 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from tasks import pool_key
-from tasks.contract import Context, Outcome
+from tasks.contract import Context, Outcome, why_no_pool
 from tasks.errors import Fenced, InputError, Remedy, StageError, StageFailed
 from tasks.ledger import take
 from tasks.ledger.claims import facts_of
@@ -65,9 +66,8 @@ def plan(context: Context) -> Plan:
     Raises:
         InputError: a flag in serving.extra_args does not exist, or a stage before this one has not been run.
     """
-    to_do = _facts(context, "prepare")["to_do"]
-    if to_do == 0:
-        return Plan("no row is left to do, so no model is loaded", satisfied=True)
+    if (idle := _why_no_pool(context)) is not None:
+        return Plan(f"{idle}, so no model is loaded", satisfied=True)
     flags.check(context.run.spec.serving.extra_args, context.settings.serving_flags)
     wanted = _wanted(context)
     there = pools.open_pool(context.claim.ledger, context.run.run_id)
@@ -113,7 +113,7 @@ def verify(context: Context) -> Outcome:
     Raises:
         StageFailed: one does not.
     """
-    if _facts(context, "prepare")["to_do"] == 0:
+    if _why_no_pool(context) is not None:
         return Outcome("no pool is needed", _NO_POOL)
     there = pools.open_pool(context.claim.ledger, context.run.run_id)
     if there is None or there.registry is None:
@@ -133,6 +133,12 @@ def verify(context: Context) -> Outcome:
     wanted = len(there.wanted.slots)
     fewer = "" if workers == wanted else f" ({wanted - workers} of {wanted} were given up: see their logs)"
     return Outcome(f"{workers} worker(s) serve {there.wanted.release_id}{fewer}", facts)
+
+
+def _why_no_pool(context: Context) -> str | None:
+    if not context.run.spec.batch.is_none:
+        _facts(context, "prepare")  # or says that it must be run first
+    return why_no_pool(context)
 
 
 def _launch(wanted: Wanted, context: Context) -> Pool:
@@ -156,7 +162,7 @@ def _launch(wanted: Wanted, context: Context) -> Pool:
         processes.environment(f"{run_id}/keeper", secrets),
         keeper_log,
         settings,
-        context.run.spec.limits.deadline_s + settings.start_timeout_s + _LONGER_S,
+        _until_deadline_s(context) + settings.start_timeout_s + _LONGER_S,
     )
     deadline = time.monotonic() + _KEEPER_UP_S
     while True:
@@ -168,6 +174,10 @@ def _launch(wanted: Wanted, context: Context) -> Pool:
         if time.monotonic() > deadline:
             raise StageFailed(f"the keeper did not come up in {_KEEPER_UP_S:.0f} s; its log is {keeper_log}")
         time.sleep(_POLL_S)
+
+
+def _until_deadline_s(context: Context) -> float:
+    return max(0.0, (context.run.deadline - datetime.now(UTC)).total_seconds())
 
 
 def _await_workers(pool: Pool, context: Context) -> None:

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from tasks.spec.document import parse
-from tasks.spec.model import Convert, Model, Name, Part, RunSpec
+from tasks.spec.model import NO_BATCH, Convert, Model, Name, Part, RunSpec
 
-_NO_BATCH: Mapping[str, Any] = {
+_WITHOUT: Mapping[str, Any] = {
     "layout": {"cpu": 1},
-    "batch": {"input": "(none)", "output": "(none)", "prompt": "(none)"},
+    "batch": {"input": NO_BATCH, "output": NO_BATCH, "prompt": NO_BATCH},
 }
 """The ledger knows runs of one kind; the stages of such a run look at none of this."""
 
@@ -32,5 +32,5 @@ def parse_release(document: Mapping[str, Any], source: str = "the spec") -> RunS
     Raises:
         InputError: a field is unknown, missing or out of range; all of them are named at once.
     """
-    given = {name: value for name, value in document.items() if name not in _NO_BATCH}
-    return parse({**given, **_NO_BATCH}, source)
+    given = {name: value for name, value in document.items() if name not in _WITHOUT}
+    return parse({**given, **_WITHOUT}, source)
