@@ -48,11 +48,12 @@ class Stage:
     """Whether it acts on the node of the run spec: on its devices, its disk, its processes."""
 
 
-_ON_THE_NODE = frozenset(["preflight", "download", "convert", "provision", "start", "stop", "restore"])
+ON_THE_NODE = frozenset(["preflight", "download", "convert", "provision", "start", "keep", "stop", "restore"])
+"""Tasks of a run that act on its node; `keep` is no stage of its own: it looks, and provisions and starts again."""
 
 
 def _stage(name: str, module: str, lane: str, fences: str, says: str) -> Stage:
-    on_the_node = name in _ON_THE_NODE
+    on_the_node = name in ON_THE_NODE
     return Stage(name, f"tasks.{module}", lane, frozenset([name, *fences.split()]), says, on_the_node)
 
 

@@ -170,6 +170,7 @@ def _ask(work: _Work, registrar: Registrar) -> None:
     from pyspark.sql import SparkSession
 
     spark = SparkSession.builder.getOrCreate()
+    registrar.spark_ui = spark.sparkContext.uiWebUrl
     try:
         answers = work.answers()
         shares = work.settings.spark_cores or spark.sparkContext.defaultParallelism

@@ -64,6 +64,8 @@ class Registrar:
         self._stop_file = stop_file
         self._tenant = tenant
         self._quota = quota
+        self.spark_ui: str | None = None
+        """Where Spark's page of this application is, once it is known."""
         self._read: dict[Path, Range] = {}
         self._unregistered: dict[Path, Range] = {}
         """Read, but the ledger has not confirmed it."""
@@ -156,4 +158,5 @@ class Registrar:
             tokens_per_s=round((self._tokens - tokens) / elapsed_s, 1),
             by_worker=dict(self._by_worker),
             eta_s=round(left / rows_per_s, 1) if rows_per_s > 0 else None,
+            spark_ui=self.spark_ui,
         )

@@ -320,18 +320,33 @@ def _of_span(duration: str | None, span_s: float, *, part: int, most_s: float) -
     return max(0.0, min(span_s / part, most_s))
 
 
+def section(title: str) -> dict[str, Any]:
+    """Where a field stands in Airflow's form."""
+    return {"section": title}
+
+
+WHO, WEIGHTS, WORKERS, ROWS, LIMITS = (
+    "Who asks",
+    "Weights",
+    "Node and workers",
+    "Rows: input, question, output",
+    "Limits and deadline",
+)
+"""The sections of the form, in their order."""
+
+
 class RunSpec(Part):
     """Everything a run needs."""
 
-    version: Literal[1] = 1
+    version: Literal[1] = Field(default=1, json_schema_extra=section(WHO))
     """Of this document's schema."""
-    tenant: Name = "default"
+    tenant: Name = Field(default="default", json_schema_extra=section(WHO))
     """Who pays; quotas and accounts are per tenant."""
-    model: Model
-    convert: Convert = Convert()
-    node: Name = "local"
+    model: Model = Field(json_schema_extra=section(WEIGHTS))
+    convert: Convert = Field(default=Convert(), json_schema_extra=section(WEIGHTS))
+    node: Name = Field(default="local", json_schema_extra=section(WORKERS))
     """The host whose GPUs are used; one Airflow queue has the same name."""
-    layout: Layout
-    serving: Serving = Serving()
-    batch: Batch
-    limits: Limits = Limits()
+    layout: Layout = Field(json_schema_extra=section(WORKERS))
+    serving: Serving = Field(default=Serving(), json_schema_extra=section(WORKERS))
+    batch: Batch = Field(json_schema_extra=section(ROWS))
+    limits: Limits = Field(default=Limits(), json_schema_extra=section(LIMITS))

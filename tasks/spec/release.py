@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from pydantic import Field
+
 from tasks.spec.document import parse
-from tasks.spec.model import NO_BATCH, Convert, Model, Name, Part, RunSpec
+from tasks.spec.model import NO_BATCH, WEIGHTS, WHO, WORKERS, Convert, Model, Name, Part, RunSpec, section
 
 _WITHOUT: Mapping[str, Any] = {
     "layout": {"cpu": 1},
@@ -16,13 +18,13 @@ _WITHOUT: Mapping[str, Any] = {
 class ReleaseSpec(Part):
     """Everything that making a release needs."""
 
-    version: Literal[1] = 1
+    version: Literal[1] = Field(default=1, json_schema_extra=section(WHO))
     """Of this document's schema."""
-    tenant: Name = "default"
+    tenant: Name = Field(default="default", json_schema_extra=section(WHO))
     """Who pays."""
-    model: Model
-    convert: Convert = Convert()
-    node: Name = "local"
+    model: Model = Field(json_schema_extra=section(WEIGHTS))
+    convert: Convert = Field(default=Convert(), json_schema_extra=section(WEIGHTS))
+    node: Name = Field(default="local", json_schema_extra=section(WORKERS))
     """The host in whose store the release is made; one Airflow queue has the same name."""
 
 

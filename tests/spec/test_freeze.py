@@ -6,8 +6,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from tasks.errors import InputError
-from tasks.spec import parse
-from tasks.spec import times
+from tasks.spec import parse, times
 from tasks.spec.freeze import resolve_dates, resolve_deadline
 
 AT = datetime(2026, 3, 9, 1, 2, 3, tzinfo=UTC)
