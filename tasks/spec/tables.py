@@ -1,6 +1,7 @@
 """What a field of the spec may hold, for a person: from the JSON schema, for the page and for the form."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -38,8 +39,15 @@ def type_of(schema: dict[str, Any]) -> str:
 
 
 def help_text(schema: dict[str, Any]) -> str:
-    """Markdown for the form: what the field is for, and each of its parts."""
-    return "\n".join([meaning(schema), "", *_parts(schema)]).strip()
+    """Markdown for the form: what the field is for, and each of its parts.
+
+    Without code spans: the form draws them higher than its lines.
+    """
+    lines = [meaning(schema), "", *_parts(schema)]
+    return "\n".join(_CODE.sub(r"*\1*", line) for line in lines).strip()
+
+
+_CODE = re.compile(r"`([^`]*)`")
 
 
 def _parts(schema: dict[str, Any], prefix: str = "") -> Iterator[str]:
@@ -48,7 +56,7 @@ def _parts(schema: dict[str, Any], prefix: str = "") -> Iterator[str]:
         if len(kinds) > 1:
             yield from ("", meaning(kind), "")
         for name, inner in kind["properties"].items():
-            says = f"- `{prefix}{name}`: {type_of(inner)}"
             if not alternatives(inner):
-                yield f"{says}, {default_of(name, inner, kind.get('required', ()))}. {meaning(inner)}"
+                said = f"{type_of(inner)}, {default_of(name, inner, kind.get('required', ()))}"
+                yield f"- **{prefix}{name}** ({said}): {meaning(inner)}"
             yield from _parts(inner, f"{prefix}{name}.")

@@ -11,20 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.batch import answering, driver, in_ledger, limits, prepared, rows, segments, spark_task
-from tasks.batch.records import Row
-from tasks.batch.registering import Registrar
+from tasks.batch import answering, driver, in_ledger, prepared, rows, segments
 from tasks.errors import Busy, Fenced, InputError, StageFailed
 from tasks.ledger import Claim, load
 from tasks.ledger.claims import take
 from tasks.spark import SparkSubmission
 from tasks.stages import execute
 from tests.batch.stand_in import Does, StandIn, answer_to
+from tests.batch.without_spark import answer_without_spark, rows_of
 from tests.batch.world import World, prompt_of, write_input
 
 IDS = [f"r{n:03d}" for n in range(60)]
@@ -44,50 +41,9 @@ def run_stage(world: World, submissions: list[SparkSubmission]) -> Callable[[str
         submissions.append(submission)
         _, run_id, _, epoch = submission.arguments
         with world.ledger() as ledger:
-            _answer_without_spark(world, Claim(ledger, run_id, "run", int(epoch)))
+            answer_without_spark(Claim(ledger, run_id, "run", int(epoch)), world.settings)
 
     return lambda run_id: execute("run", run_id, settings=world.settings, submit=submit)
-
-
-def _answer_without_spark(world: World, claim: Claim) -> None:
-    run = load(claim.ledger, claim.run_id)
-    batch = prepared.load(Path(driver._facts(claim.ledger, run, "prepare")["folder"]))
-    answers = rows.answers_of(claim.ledger, batch.batch_id, world.output)
-    table = rows.prepared_rows(batch, prepared.SCHEMA.names)
-    is_open = pc.and_not(pc.is_null(answers.places_of(table.column("id"))), rows.never_sent(table, run.spec))
-    to_do = rows_of(table.filter(is_open))
-    attempt = segments.attempt_prefix(run.run_id, claim.epoch)
-    stop_file = batch.folder / f"{attempt}stop"
-    registrar = Registrar(
-        claim,
-        batch,
-        attempt,
-        finished=0,
-        failed=0,
-        every_s=0.1,
-        tokens_left=limits.tokens_left(run, answers),
-        stop_file=stop_file,
-        tenant=run.spec.tenant,
-        quota=world.settings.quota_of(run.spec.tenant),
-    )
-    with registrar:
-        job = driver.job_of(
-            run,
-            claim.ledger,
-            batch,
-            answers,
-            attempt=attempt,
-            stop_file=stop_file,
-            settings=world.settings,
-            shares=1,
-        )
-        answering.answer(job, iter([to_do]), "p0")
-
-
-def rows_of(table: pa.Table) -> list[Row]:
-    """Prepared rows as they are asked; the input has no sessions."""
-    names = [name for name in spark_task.COLUMNS if name != "finished"]
-    return [Row(**row) for row in table.select(names).to_pylist()]
 
 
 def work(world: World, run_stage: Callable[[str], Any], run_id: str) -> dict[str, Any]:

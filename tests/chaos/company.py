@@ -1,10 +1,14 @@
 """The deployment of a company: a node with two GPUs (simulated), tenants with quotas, runs that start by themselves.
 
-Real Airflow with all DAGs, PostgreSQL and Spark; engines are stand-ins. See tests/chaos/world.py for the rest.
+Real Airflow with all DAGs and PostgreSQL; engines and Spark are stand-ins, because it is turns, times and pages that
+are looked at here. See tests/chaos/world.py for the rest.
 """
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -12,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pyarrow.parquet as pq
 import yaml
 
 from tasks.settings import REPOSITORY
@@ -23,6 +28,7 @@ GPUS = 2
 NIGHTLY = {"red": "red", "blue-one": "blue", "blue-two": "blue"}
 """File to tenant; each starts every minute and wants one of the two GPUs."""
 
+SPARK_HISTORY = "http://spark.example.org:18080"
 ROWS_OF_A_NIGHT = 12
 _MINUTES = 30
 _QUOTAS = {"blue": {"devices": 1}, "poor": {"tokens_per_day": 300}}
@@ -73,12 +79,28 @@ class Company(World):
             "QWEN_PIPELINE_NIGHTLY": str(self.home / "nightly"),
             "QWEN_PIPELINE_QUOTAS": json.dumps(_QUOTAS),
             "QWEN_PIPELINE_NOTIFY": json.dumps([telling]),
-            "QWEN_PIPELINE_SPARK_CONF": json.dumps({"spark.ui.enabled": "true"}),
+            "QWEN_PIPELINE_SPARK_HISTORY": SPARK_HISTORY,
+            "QWEN_PIPELINE_PYTHON_SPARK": str(self._standin_spark),
             "PYTHONPATH": f"{REPOSITORY / 'config'}:{Path(__file__).parent / 'told'}",
         }
 
+    @property
+    def _standin_spark(self) -> Path:
+        """The interpreter of an environment in which spark-submit is a stand-in."""
+        return self.home / "spark" / "bin" / "python"
+
     def make_dags(self) -> None:
         """All of the project's, and the files of the nightly ones."""
+        submit = (
+            self.home / "spark" / "lib" / "python3" / "site-packages" / "pyspark" / "bin" / "spark-submit"
+        )
+        for place in (submit, self._standin_spark):
+            place.parent.mkdir(parents=True, exist_ok=True)
+        script = Path(__file__).with_name("standin_spark.py")
+        submit.write_text(f'#!/bin/sh\nPYTHONPATH="{REPOSITORY}" exec "{sys.executable}" "{script}" "$@"\n')
+        submit.chmod(0o755)
+        if not self._standin_spark.exists():
+            self._standin_spark.symlink_to(sys.executable)
         shutil.copytree(REPOSITORY / "dags", self.home / "dags", dirs_exist_ok=True)
         folder = self.home / "nightly"
         folder.mkdir(exist_ok=True)
@@ -130,6 +152,27 @@ class Company(World):
     def published_nights(self, name: str) -> list[str]:
         """The moments for which a nightly run has published."""
         return sorted(found.parent.name for found in (self._nights / name).glob("*/manifest.json"))
+
+    def published_ids(self, name: str, stamp: str) -> list[str]:
+        """The ids of the rows that a nightly run has published."""
+        output = self._nights / name / stamp
+        version = json.loads((output / "manifest.json").read_text())["version"]
+        found = [pq.read_table(path, columns=["id"]) for path in (output / version).glob("*.parquet")]
+        return [row["id"] for table in found for row in table.to_pylist()]
+
+    def spec_of(self, dag_id: str, run_id: str) -> dict[str, Any]:
+        """The conf with which a run was started."""
+        with psycopg.connect(self.cluster.url("airflow")) as connection:
+            query = "select conf from dag_run where dag_id = %s and run_id = %s"
+            ((conf,),) = connection.execute(query, (dag_id, run_id)).fetchall()
+        found: dict[str, Any] = conf
+        return found
+
+    def cli(self, *arguments: str) -> str:
+        """What a verb of the command line says on standard output."""
+        command = [str(Path(sys.executable).parent / "qwen-pipeline"), *arguments]
+        environment = {**os.environ, **self.environment()}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
     def turns(self) -> list[Turn]:
         """Every lease there was, in the order in which they were taken."""

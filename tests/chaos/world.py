@@ -279,7 +279,10 @@ class World:
         if not (root / REPO).exists():
             draft = self.home / "hub-draft"
             shutil.rmtree(draft, ignore_errors=True)
-            write_checkpoint(draft)
+            # As much of a shape as it takes to know what memory a worker wants.
+            write_checkpoint(
+                draft, num_attention_heads=4, hidden_size=64, num_hidden_layers=2, vocab_size=1000
+            )
             tokenizer_folder(draft)
             (root / REPO).parent.mkdir(parents=True, exist_ok=True)
             draft.rename(root / REPO)

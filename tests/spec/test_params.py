@@ -115,7 +115,7 @@ def test_every_field_of_a_form_has_its_section_and_a_help_that_names_each_part(s
         assert schema["section"], name
         assert schema["description_md"], name
         for part in schema.get("properties", {}):
-            assert f"`{part}" in schema["description_md"], f"{name}.{part}"
+            assert f"**{part}" in schema["description_md"], f"{name}.{part}"
 
 
 def test_fields_of_a_section_stand_together():
