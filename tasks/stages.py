@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from importlib import import_module
 from typing import Any, cast
@@ -27,7 +27,7 @@ from tasks.node import lock, processes
 from tasks.settings import Settings
 from tasks.spark import SparkSubmission
 from tasks.spec import RunSpec
-from tasks.spec.freeze import resolve_dates
+from tasks.spec.freeze import resolve_dates, resolve_deadline
 from tasks.watch import watching
 
 log = logging.getLogger(__name__)
@@ -53,13 +53,15 @@ class Stage:
     """Whether the devices that the run has leased are of no use until it succeeds."""
 
 
-_ON_THE_NODE = frozenset(["preflight", "download", "convert", "provision", "start", "stop", "restore"])
+ON_THE_NODE = frozenset(["preflight", "download", "convert", "provision", "start", "keep", "stop", "restore"])
+"""Tasks of a run that act on its node; `keep` is no stage of its own: it looks, and provisions and starts again."""
+
 _BRINGS_UP = frozenset(["provision", "start"])
 
 
 def _stage(name: str, module: str, lane: str, fences: str, says: str) -> Stage:
     all_fences = frozenset([name, *fences.split()])
-    return Stage(name, f"tasks.{module}", lane, all_fences, says, name in _ON_THE_NODE, name in _BRINGS_UP)
+    return Stage(name, f"tasks.{module}", lane, all_fences, says, name in ON_THE_NODE, name in _BRINGS_UP)
 
 
 # fmt: off
@@ -120,7 +122,8 @@ def freeze(ledger: Ledger, run_id: str, spec: RunSpec, at: datetime, settings: S
     if known is None:
         from tasks.weights.pin import pin
 
-        resolved = resolve_dates(spec, at)
+        # The business day is that of the schedule; its deadline is ahead, however late the run starts.
+        resolved = resolve_deadline(resolve_dates(spec, at), datetime.now(UTC).astimezone(at.tzinfo))
         known = register(ledger, run_id, resolved, {"asked": asked, **pin(resolved, settings)})
     if known.pins["asked"] != asked:
         changed = sorted(name for name in asked if asked[name] != known.pins["asked"].get(name))

@@ -280,7 +280,7 @@ def _keep(pool_id: str, epoch: int, settings: Settings) -> int:
 
 def useful_s(run: Run, settings: Settings) -> float:
     """Until the run's deadline and its last requests; long enough for a start in any case."""
-    left_s = run.spec.limits.deadline_s - (datetime.now(UTC) - run.started_at).total_seconds()
+    left_s = (run.deadline - datetime.now(UTC)).total_seconds()
     return max(left_s, settings.start_timeout_s) + settings.request_timeout_s + _LONGER_S
 
 
