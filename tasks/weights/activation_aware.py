@@ -145,36 +145,45 @@ def _store_as_in(source: str, model: Any, scaled: dict[str, Any]) -> None:
     """Give every float the type that the source stores it in, and what was not changed its very bytes; scales
     get the type that most of the source has."""
     import torch
+    from compressed_tensors.offload import disable_onloading
     from safetensors import safe_open
 
     types = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
     stored = {name: tensor for name, tensor in tensors.read(Path(source)).items() if tensor.dtype in types}
     usual = max(types, key=lambda kind: sum(t.bytes for t in stored.values() if t.dtype == kind))
     quantized = {name for name, module in model.named_modules() if hasattr(module, "quantization_scheme")}
-    for name, value in (*model.named_parameters(), *model.named_buffers()):
+    with disable_onloading():  # names alone: of a large model not all is to be brought in at once
+        names = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
+    for name in names:
+        owner, _, own_name = name.rpartition(".")
+        module = model.get_submodule(owner)
+        value = getattr(module, own_name)
         if not value.is_floating_point():
             continue
-        module = name.rpartition(".")[0]
-        if name in stored and module not in quantized and module not in scaled:
+        if name in stored and owner not in quantized and owner not in scaled:
             with safe_open(Path(source, stored[name].file), "pt") as file:
                 right = file.get_tensor(name)
         else:
             right = value.data.to(types[stored[name].dtype if name in stored else usual])
-        _set(model.get_submodule(module), name.rpartition(".")[2], value, right)
+        _set(module, own_name, value, right)
 
 
 def _set(module: Any, name: str, value: Any, right: Any) -> None:
-    """Give the module another tensor; where it is kept on the disk, that is where it must be written."""
+    """Give the module another tensor, where it is kept while no layer is at work: `value` may be a copy of it."""
     import torch
-    from compressed_tensors.offload.cache.disk import DiskCache
+    from compressed_tensors.offload.cache import DiskCache, OffloadCache
 
-    if not isinstance(module._parameters, DiskCache):
-        value.data = right  # in place: the head and the embedding may be one
+    if not isinstance(module._parameters, OffloadCache):
+        value.data = right
         return
     is_parameter = name in module._parameters
     kept = module._parameters if is_parameter else module._buffers
-    del kept[name]  # written over, it would keep its old type
-    kept[name] = torch.nn.Parameter(right, requires_grad=False) if is_parameter else right
+    if isinstance(kept, DiskCache):
+        del kept[name]  # written over, it would keep its old type
+        kept[name] = torch.nn.Parameter(right, requires_grad=False) if is_parameter else right
+    else:
+        # In place: the head and the embedding may be one.
+        kept.offloaded_values[name].data = right.to(kept.offload_device)
 
 
 def _keep_what_the_loader_dropped(job: "Job", folder: Path) -> None:
