@@ -28,9 +28,10 @@ _NAMES_ONE_CARD = ("uuid", "pci_bus_id")
 
 def compare_inventory(at: Deployment) -> dict[str, Any]:
     """The real node's inventory, the simulated one's, and every field that differs."""
-    real = inventory.read(at.settings)
+    count = len(inventory.read(at.settings).gpus)
+    simulated = _simulated(at, count) if count else {}
+    real = inventory.read(at.settings)  # the last, so that this process goes on with the real driver
     found = _plain(real)
-    simulated = _simulated(at, len(real.gpus)) if real.gpus else {}
     return {
         "describe": real.describe(),
         "real": found,
