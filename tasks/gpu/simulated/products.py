@@ -1,8 +1,9 @@
 """What the simulated products offer. Nothing but the simulator reads this: planning asks the driver.
 
 Sources: NVIDIA's MIG user guide for names, placements and counts; the H200's profiles, placements, sizes and the
-memory it keeps were read from hardware (driver 580.159.04, MIG off; benchmarks/results/2026-11-30-h200*). Memory of H100 and A100-40
-from the guide's usable sizes; A100-80 is taken to be as H100; SMs and memory of B200 are estimates.
+memory it keeps were read from hardware (driver 580.159.04, MIG off; benchmarks/results/2026-11-30-h200*).
+Memory of H100 and A100-40 from the guide's usable sizes; A100-80 is taken to be as H100; SMs and memory of B200
+are estimates.
 """
 
 from dataclasses import dataclass
