@@ -13,7 +13,7 @@ _EVEN = re.compile(r"(\d+)x(\d+)x(\d+)(?:\+(\d+))?")
 _MIXED = re.compile(r"mixx(\d+)")
 
 MIX: Mapping[tuple[int, int], int] = {(192, 96): 70, (512, 256): 22, (2048, 1024): 8}
-"""Prompt and answer tokens to how many of a hundred rows: a twelfth of the rows has half of the tokens."""
+"""Prompt and answer tokens to how many of a hundred rows: a twelfth of the rows has two fifths of the tokens."""
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ def offline(
     engine = LLM(
         model=str(kit.model(model)),
         max_model_len=serving.max_model_len,
-        max_num_seqs=serving.max_num_seqs,
+        max_num_seqs=serving.sequences,
         max_num_batched_tokens=serving.max_num_batched_tokens,
         gpu_memory_utilization=serving.gpu_memory_utilization,
         kv_cache_dtype=serving.kv_cache_dtype,
@@ -49,7 +49,7 @@ def offline(
         ]
         return asked, sampling
 
-    engine.generate(*prepared(parse(f"256x32x{min(64, serving.max_num_seqs)}"), seed + 1), use_tqdm=False)
+    engine.generate(*prepared(parse(f"256x32x{min(64, serving.sequences)}"), seed + 1), use_tqdm=False)
     warm_s = watch.lap_s()
     found = []
     for number, load in enumerate(loads):
@@ -65,13 +65,13 @@ def offline(
                 "first_batch_s": warm_s,
                 "load": load.name,
                 **load.describe(),
-                "max_num_seqs": serving.max_num_seqs,
+                "max_num_seqs": serving.sequences,
                 "as_asked": sum(
                     (len(output.prompt_token_ids), len(output.outputs[0].token_ids)) == lengths
                     for output, lengths in zip(outputs, load.lengths, strict=True)
                 ),
                 "memory_used_bytes": memory_used_bytes(),
-                **series.summary(sampler.samples, load.rows, serving.max_num_seqs),
+                **series.summary(sampler.samples, load.rows, serving.sequences),
                 "exact": _exact(stats),
             }
         )

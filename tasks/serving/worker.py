@@ -92,7 +92,7 @@ class Worker:
             "worker_id": self.worker_id,
             "url": self.url,
             "state": self.state,
-            "max_num_seqs": self._job.serving.max_num_seqs,
+            "max_num_seqs": self._job.serving.sequences,
             **asdict(self.load),
             "attempt": self.attempt,
             "message": self.message,

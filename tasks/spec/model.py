@@ -146,13 +146,17 @@ Layout = Annotated[
 ]
 
 
+_SEQUENCES = 256
+
+
 class Serving(Part):
     """How each worker serves the release."""
 
     max_model_len: int = Field(default=4096, ge=16)
     """Longest prompt plus answer, in tokens."""
-    max_num_seqs: int = Field(default=256, ge=1)
-    """Sequences that one worker decodes at once."""
+    max_num_seqs: int | None = Field(default=None, ge=1)
+    """Sequences that one worker decodes at once; null: what was measured to be best for this GPU and model
+    (docs/performance.md), and 256 where nothing was."""
     max_num_batched_tokens: int = Field(default=8192, ge=16)
     """Tokens of one engine step: how much prefill is mixed into decoding."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
@@ -175,6 +179,11 @@ class Serving(Part):
     """The run goes on with this many workers; with fewer, because slots were given up, its pool ends."""
     extra_args: dict[str, str | int | float | bool] = Field(default_factory=dict)
     """Further flags of `vllm serve`, without dashes; checked against what the installed vLLM knows."""
+
+    @property
+    def sequences(self) -> int:
+        """`max_num_seqs`, or the general default where it is open and nobody has looked into `tasks.tuning`."""
+        return self.max_num_seqs or _SEQUENCES
 
 
 class Sampling(Part):
