@@ -60,7 +60,8 @@ KNOWN = (
     ),
     _known(
         "bad flag",
-        r"unrecognized arguments|error: argument |invalid choice:|error: the following arguments",
+        r"unrecognized arguments|error: argument |invalid choice:|error: the following arguments|"
+        r"No common block size",
         Remedy.USER,
         "vLLM refused a flag: correct serving.extra_args",
     ),
@@ -110,6 +111,9 @@ _LOOKS_BAD = re.compile(r"\b(ERROR|CRITICAL|\w*Error|\w*Exception|Traceback|erro
 
 _CAUSE = re.compile(r"\b[A-Z]\w*(?:Error|Exception): (?!Engine core initialization failed)")
 """The line that ends a traceback; the API server's own only points to that of its engine."""
+
+_PREFIX = re.compile(r"^(\(\w+ pid=\d+\) )?((ERROR|CRITICAL) \S+ \S+ \[[^\]]*\] )?")
+"""Of a line of vLLM's: who says it, and when."""
 
 _HARMLESS = re.compile(r"\b(DEBUG|INFO|WARNING)\b \d\d-\d\d ")
 """vLLM's own lines that are no error: they mention files that it does without."""
@@ -167,11 +171,21 @@ def of_log(worker_id: str, log: Path, how: str) -> Diagnosis:
         said = [line for line in bad if known.pattern.search(line)]
         if said:
             return Diagnosis(
-                known.kind, known.remedy, _message(worker_id, how, known.says, said[:_LINES], log)
+                known.kind, known.remedy, _message(worker_id, how, known.says, _different(said)[:_LINES], log)
             )
     causes = [line for line in bad if _CAUSE.search(line)]
     said = causes or [line for line in bad if _LOOKS_BAD.search(line)] or lines
-    return Diagnosis("unknown", Remedy.RETRY, _message(worker_id, how, "", said[-_LINES:], log))
+    return Diagnosis("unknown", Remedy.RETRY, _message(worker_id, how, "", _different(said)[-_LINES:], log))
+
+
+def _different(lines: list[str]) -> list[str]:
+    """Without those that say again what one before them has said: each process that fails passes it on."""
+    kept: dict[str, str] = {}
+    for line in lines:
+        text = _PREFIX.sub("", line).strip()
+        if not any(text in other for other in kept):
+            kept[text] = line
+    return list(kept.values())
 
 
 def _message(worker_id: str, how: str, why: str, said: list[str], log: Path) -> str:

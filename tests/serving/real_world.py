@@ -30,7 +30,8 @@ def real_world(
     tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch, cores: tuple[int, ...], **settings: Any
 ) -> Iterator[World]:
     """A run of a tiny Qwen3 with a CPU slot for each of `cores`."""
-    patience = {"start_timeout_s": 900, "worker_silence_s": 30}
+    # Ports that no other test takes in between, because it is looked whether they are free afterwards.
+    patience = {"start_timeout_s": 900, "worker_silence_s": 30, "port_range": [20000, 20999]}
     # What vLLM learns about a model class costs it 10 s of a core, so it is kept.
     cache = {"worker_environment": {"VLLM_CACHE_ROOT": str(KEPT / "vllm-cache")}}
     made = make_world(tmp_path, url, monkeypatch, **{"worker_command": [], **patience, **cache, **settings})

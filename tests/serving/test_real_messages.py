@@ -48,6 +48,11 @@ def _of_an_unknown_architecture(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({**config, "architectures": ["FrobnicatorForCausalLM"]}))
 
 
+def _for_long_rows(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 65_536}))
+
+
 @pytest.mark.parametrize(
     ("breaks", "serving", "kind"),
     [
@@ -57,8 +62,11 @@ def _of_an_unknown_architecture(folder: Path) -> None:
         pytest.param(_with_half_a_shard, {}, "files missing", id="half a shard"),
         pytest.param(_of_an_unknown_architecture, {}, "unsupported architecture", id="unknown architecture"),
         pytest.param(
-            _whole,
-            {"max_model_len": 1024, "kv_cache_memory_mb": 16, "extra_args": {"block-size": 16}},
+            _whole, {"extra_args": {"block-size": 16}}, "bad flag", id="value for another kind of slot"
+        ),
+        pytest.param(
+            _for_long_rows,
+            {"max_model_len": 32_768, "kv_cache_memory_mb": 16},
             "out of memory",
             id="too little memory",
         ),
