@@ -74,6 +74,19 @@ def make(folder: Path) -> None:
             draft.rename(target)
 
 
+def write_wide(folder: Path, width: int, layers: int) -> None:
+    """A Qwen2 whose layers, and not the libraries around it, take the memory."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    size = {"hidden_size": width, "intermediate_size": 11 * width // 4, "num_hidden_layers": layers}
+    heads = {"num_attention_heads": width // 64, "num_key_value_heads": width // 128}
+    config = transformers.Qwen2Config(**{**_TEXT, **size, **heads}, tie_word_embeddings=True)
+    transformers.Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    _write_tokenizer(folder)
+
+
 def _write(name: str, folder: Path) -> None:
     import torch
 
