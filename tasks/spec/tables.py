@@ -57,6 +57,8 @@ def _parts(schema: dict[str, Any], prefix: str = "") -> Iterator[str]:
             yield from ("", meaning(kind), "")
         for name, inner in kind["properties"].items():
             if not alternatives(inner):
-                said = f"{type_of(inner)}, {default_of(name, inner, kind.get('required', ()))}"
-                yield f"- **{prefix}{name}** ({said}): {meaning(inner)}"
+                kinds_of_value = type_of(inner).replace("` `", "` | `")
+                said = default_of(name, inner, kind.get("required", ()))
+                said = said if said == "required" else f"default {said}"
+                yield f"- **{prefix}{name}** ({kinds_of_value}; {said}): {meaning(inner)}"
             yield from _parts(inner, f"{prefix}{name}.")
