@@ -120,8 +120,6 @@ class World:
             "QWEN_PIPELINE_LEDGER_URL_FILE": str(self._ledger_url_file),
             # The stage `start` loads the release in the next minute, and proves the same.
             "QWEN_PIPELINE_TRY_RELEASES": "false",
-            # Nothing is compiled on these CPUs, and a round of requests takes a minute.
-            "QWEN_PIPELINE_PREWARM_ROUNDS": "0",
             "AIRFLOW_CONN_SPARK_DEFAULT": '{"conn_type": "spark", "host": "local[2]"}',
         }
         variables |= {f"QWEN_PIPELINE_{name.upper()}": str(value) for name, value in self._simulation.items()}

@@ -13,24 +13,26 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from importlib import import_module
 from typing import Any, cast
 
 from tasks import settings as deployment
 from tasks.contract import Context, Outcome, StageModule
-from tasks.errors import Fenced, InputError, StageError, StageFailed
-from tasks.ledger import Claim, Ledger, Run, load, register, take
+from tasks.errors import Fenced, InputError, Remedy, StageError, StageFailed
+from tasks.ledger import Claim, Ledger, Run, leases, load, register, take
 from tasks.ledger.runs import find as find_run
 from tasks.node import lock, processes
 from tasks.settings import Settings
 from tasks.spark import SparkSubmission
 from tasks.spec import RunSpec
-from tasks.spec.freeze import resolve_dates
+from tasks.spec.freeze import resolve_dates, resolve_deadline
 from tasks.watch import watching
 
 log = logging.getLogger(__name__)
+
+_REASON_LENGTH = 500
 
 
 @dataclass(frozen=True)
@@ -47,14 +49,19 @@ class Stage:
     says: str
     on_the_node: bool = False
     """Whether it acts on the node of the run spec: on its devices, its disk, its processes."""
+    brings_up: bool = False
+    """Whether the devices that the run has leased are of no use until it succeeds."""
 
 
-_ON_THE_NODE = frozenset(["preflight", "download", "convert", "provision", "start", "stop", "restore"])
+ON_THE_NODE = frozenset(["preflight", "download", "convert", "provision", "start", "keep", "stop", "restore"])
+"""Tasks of a run that act on its node; `keep` is no stage of its own: it looks, and provisions and starts again."""
+
+_BRINGS_UP = frozenset(["provision", "start"])
 
 
 def _stage(name: str, module: str, lane: str, fences: str, says: str) -> Stage:
-    on_the_node = name in _ON_THE_NODE
-    return Stage(name, f"tasks.{module}", lane, frozenset([name, *fences.split()]), says, on_the_node)
+    all_fences = frozenset([name, *fences.split()])
+    return Stage(name, f"tasks.{module}", lane, all_fences, says, name in ON_THE_NODE, name in _BRINGS_UP)
 
 
 # fmt: off
@@ -115,7 +122,8 @@ def freeze(ledger: Ledger, run_id: str, spec: RunSpec, at: datetime, settings: S
     if known is None:
         from tasks.weights.pin import pin
 
-        resolved = resolve_dates(spec, at)
+        # The business day is that of the schedule; its deadline is ahead, however late the run starts.
+        resolved = resolve_deadline(resolve_dates(spec, at), datetime.now(UTC).astimezone(at.tzinfo))
         known = register(ledger, run_id, resolved, {"asked": asked, **pin(resolved, settings)})
     if known.pins["asked"] != asked:
         changed = sorted(name for name in asked if asked[name] != known.pins["asked"].get(name))
@@ -132,11 +140,14 @@ def execute(
     *,
     settings: Settings | None = None,
     submit: Callable[[SparkSubmission], None] | None = None,
+    comes_back: bool = False,
 ) -> Result:
     """Bring one stage of a run to where the spec wants it.
 
     Args:
         submit: how to run a Spark application; by default a child process.
+        comes_back: whether the caller executes it again by itself after a failure that a retry can mend; the
+            run keeps its devices for that. Otherwise they are left to the reaper when the stage fails.
 
     Raises:
         StageError: see `tasks.errors`; the claim is then recorded as failed, with the message.
@@ -158,7 +169,12 @@ def execute(
                 watching(claim, settings.claim_watch_s),
             ):
                 context = Context(run, claim, settings, submit or submit_child)
-                changed, outcome = _converge(cast(StageModule, import_module(stage.module)), context)
+                try:
+                    changed, outcome = _converge(cast(StageModule, import_module(stage.module)), context)
+                except Exception as error:
+                    if stage.brings_up and not (comes_back and _can_be_mended_by_a_retry(error)):
+                        _abandon_lease(claim, settings, error)
+                    raise
         except Exception as error:
             full = _full_disk(error, name)
             _record_failure(claim, full or error)
@@ -213,6 +229,23 @@ def _converge(module: StageModule, context: Context) -> tuple[bool, Outcome]:
     return changed, outcome
 
 
+def _can_be_mended_by_a_retry(error: Exception) -> bool:
+    return isinstance(error, StageError) and error.remedy is Remedy.RETRY
+
+
+def _abandon_lease(claim: Claim, settings: Settings, error: Exception) -> None:
+    """Nobody works under the run's lease now: the reaper need not wait until it expires."""
+    if isinstance(error, Fenced):
+        return
+    try:
+        lease = leases.lease_of(claim.ledger, claim.run_id, settings.node)
+        if lease is not None and lease.state == "held":
+            leases.abandon(claim, lease.lease_id, f"{claim.stage} failed: {_text(error)[:_REASON_LENGTH]}")
+    except Exception:
+        # The stage's own error matters more; the lease ends by its expiry.
+        log.warning("the lease of run %s could not be marked as abandoned", claim.run_id, exc_info=True)
+
+
 def _full_disk(error: Exception, stage: str) -> StageFailed | None:
     """A full disk is no defect, wherever it was met."""
     if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -227,9 +260,8 @@ def _full_disk(error: Exception, stage: str) -> StageFailed | None:
 def _record_failure(claim: Claim, error: Exception) -> None:
     if isinstance(error, Fenced):
         return
-    message = str(error) if isinstance(error, StageError) else f"{type(error).__name__}: {error}"
     try:
-        claim.finish("failed", message, {})
+        claim.finish("failed", _text(error), {})
     except Exception:
         # The stage's own error matters more; an unfinished claim is ended by the next one.
         log.warning(
@@ -237,3 +269,7 @@ def _record_failure(claim: Claim, error: Exception) -> None:
             claim.stage,
             exc_info=True,
         )
+
+
+def _text(error: Exception) -> str:
+    return str(error) if isinstance(error, StageError) else f"{type(error).__name__}: {error}"

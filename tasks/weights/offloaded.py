@@ -1,4 +1,5 @@
-"""A model of which a part lies on the disk while it is converted. In the converting environment only.
+"""A model of which a part lies elsewhere (on the disk, in the host's memory) while it is converted. In the
+converting environment only.
 
 Keeps: of what lies there, one module at a time is in memory, whatever is done to the model; what comes out is the
 same byte for byte as if all of it had been in memory.
@@ -103,7 +104,7 @@ class Place:
 
     def identity(self) -> int:
         """The same for places that share one tensor."""
-        return id(self.held.offloaded_values[self.name] if _is_on_disk(self.held) else self.held[self.name])
+        return id(_kept(self.held)[self.name])
 
 
 class Tensors:
@@ -122,7 +123,9 @@ class Tensors:
         import torch
 
         if not _is_on_disk(place.held):
-            place.held[place.name].data = right
+            # With an accelerator, what the module shows may be a copy of what is kept.
+            kept = _kept(place.held)[place.name]
+            kept.data = right.to(kept.device)
             return
         sharing = self._sharing[place.identity()]
         is_parameter = isinstance(place.held.offloaded_values[place.name], torch.nn.Parameter)
@@ -137,9 +140,15 @@ def _places(model: Any) -> Iterator[Place]:
         for held in (module._parameters, module._buffers):
             for name in list(held):
                 place = Place(module_name, name, held)
-                kept = held.offloaded_values if _is_on_disk(held) else held
-                if kept[name] is not None:
+                if _kept(held)[name] is not None:
                     yield place
+
+
+def _kept(held: Any) -> Any:
+    """The tensors by name, where they are while no layer is at work."""
+    from compressed_tensors.offload.cache import OffloadCache
+
+    return held.offloaded_values if isinstance(held, OffloadCache) else held
 
 
 def _is_on_disk(held: Any) -> bool:

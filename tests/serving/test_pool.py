@@ -161,6 +161,7 @@ def test_a_pool_below_its_minimum_ends(world: World) -> None:
 
 
 def test_first_requests_are_reported_in_the_ledger(world: World) -> None:
+    world.configure(prewarm_rounds=3)
     world.execute("start")
     for row in world.rows("select startup from pool_worker"):
         report = row["startup"]["first_requests"]

@@ -9,6 +9,7 @@ import pytest
 from aiohttp import web
 
 from tasks.serving import prewarm, probes
+from tasks.serving.launch import Slot
 from tasks.settings import Settings
 from tests.runs import a_spec
 
@@ -65,7 +66,7 @@ async def _warm(
     try:
         async with probes.session("key") as client:
             report = await prewarm.warm(
-                client, f"http://127.0.0.1:{port}", "tiny", tmp_path, shapes, Settings(prewarm_rounds=5)
+                client, f"http://127.0.0.1:{port}", "tiny", tmp_path, shapes, Settings(), 5
             )
     finally:
         await runner.cleanup()
@@ -90,3 +91,19 @@ def test_the_batchs_schema_is_asked_once_and_its_refusal_is_no_failure(tmp_path:
     refused, _ = asyncio.run(_warm(tmp_path, lambda _: 0.0, schema, refuse=True))
     assert "no such schema" in refused["structured"]
     assert refused["rounds"]
+
+
+@pytest.mark.parametrize(
+    ("slot", "asked", "rounds"),
+    [
+        (Slot("a", "cpu", cores=(0,)), None, 0),
+        (Slot("a", "mig", uuids=("MIG-1",)), None, 5),
+        (Slot("a", "gpus", uuids=("GPU-1",)), None, 5),
+        (Slot("a", "cpu", cores=(0,)), 3, 3),
+        (Slot("a", "gpus", uuids=("GPU-1",)), 0, 0),
+    ],
+)
+def test_rounds_are_sent_where_kernels_are_compiled_unless_the_deployment_says_otherwise(
+    slot: Slot, asked: int | None, rounds: int
+) -> None:
+    assert prewarm.most_rounds(slot, Settings(prewarm_rounds=asked)) == rounds

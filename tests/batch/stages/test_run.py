@@ -11,8 +11,9 @@ from tasks.batch import answering, driver, in_ledger, prepared, rows, segments
 from tasks.errors import Busy, Fenced, StageFailed
 from tasks.ledger import load
 from tasks.ledger.claims import take
-from tests.batch.stages.working import IDS, a_result, rows_of, work
+from tests.batch.stages.working import IDS, a_result, work
 from tests.batch.stand_in import StandIn
+from tests.batch.without_spark import rows_of
 from tests.batch.world import write_input
 
 
@@ -138,6 +139,26 @@ def test_a_ledger_that_lost_its_rows_learns_them_from_the_segments(world, run_st
         done = work(world, run_stage, "one")
         assert done["publish"].facts["answered"] == 60
         assert sum(pool.asked.values()) == 60
+
+
+def test_no_row_is_started_once_the_tenants_tokens_of_the_day_are_spent_by_whichever_run(
+    world, run_stage, monkeypatch
+):
+    monkeypatch.setenv("QWEN_PIPELINE_QUOTAS", '{"prod": {"tokens_per_day": 200}}')
+    spec = world.spec(write_input(world.root / "in" / "p.parquet", IDS), tenant="prod")
+    with StandIn(world.key, workers=1, max_num_seqs=1, latency_s=0.3) as pool:
+        world.run("one", spec, pool.registry)
+        world.execute("prepare", "one")
+        first = run_stage("one")
+        assert 0 < first.facts["answered"] < 60
+        spent = first.facts["prompt_tokens"] + first.facts["completion_tokens"]
+        assert spent >= 200
+        assert "because the run reached the quota of tenant prod (200 tokens in 24 hours" in first.message
+        world.run("two", spec, pool.registry)
+        world.execute("prepare", "two")
+        assert not run_stage("two").changed
+    with world.ledger() as ledger, ledger.transaction() as connection:
+        assert ledger.queries.tokens_of_tenant(connection, tenant="prod") == spent
 
 
 def test_segments_go_after_their_retention_and_the_published_rows_still_count(world, run_stage, monkeypatch):

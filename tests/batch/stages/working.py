@@ -3,10 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-import pyarrow as pa
-
-from tasks.batch import spark_task
-from tasks.batch.records import Result, Row
+from tasks.batch.records import Result
 from tests.batch.world import World
 
 IDS = [f"r{n:03d}" for n in range(60)]
@@ -18,12 +15,6 @@ def work(world: World, run_stage: Callable[[str], Any], run_id: str) -> dict[str
         stage: (run_stage(run_id) if stage == "run" else world.execute(stage, run_id))
         for stage in ("prepare", "run", "reconcile", "publish")
     }
-
-
-def rows_of(table: pa.Table) -> list[Row]:
-    """Prepared rows as they are asked; the input has no sessions."""
-    names = [name for name in spark_task.COLUMNS if name != "finished"]
-    return [Row(**row) for row in table.select(names).to_pylist()]
 
 
 def a_result(row_id: str, answer: str) -> Result:
