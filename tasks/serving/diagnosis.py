@@ -119,7 +119,7 @@ _LOOKS_BAD = re.compile(r"\b(ERROR|CRITICAL|\w*Error|\w*Exception|Traceback|erro
 _CAUSE = re.compile(r"\b[A-Z]\w*(?:Error|Exception): (?!Engine core initialization failed)")
 """The line that ends a traceback; the API server's own only points to that of its engine."""
 
-_PREFIX = re.compile(r"^(\(\w+ pid=\d+\) )?((ERROR|CRITICAL) \S+ \S+ \[[^\]]*\] )?")
+_PREFIX = re.compile(r"^(\(\w+ pid=\d+\) )*((ERROR|CRITICAL) \S+ \S+ \[[^\]]*\] )?")
 """Of a line of vLLM's: who says it, and when."""
 
 _HARMLESS = re.compile(r"\b(DEBUG|INFO|WARNING)\b \d\d-\d\d ")
