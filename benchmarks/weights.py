@@ -36,9 +36,9 @@ def job(base, made):
         ignored=list(recipe.ignored), loader=recipe.loader, texts=[], tokens=0, sample_tokens={_SAMPLE_TOKENS},
         memory_bytes=0, progress="")
 converting.stream(job(sys.argv[1], sys.argv[3]), Path(sys.argv[3]), "FP8_DYNAMIC")
-began = time.perf_counter()
+began, used = time.perf_counter(), time.process_time()
 converting.stream(job(sys.argv[2], sys.argv[4]), Path(sys.argv[4]), "FP8_DYNAMIC")
-print("seconds", time.perf_counter() - began)
+print("took", time.perf_counter() - began, "used", time.process_time() - used)
 """
 
 _OURS = f"""
@@ -84,14 +84,15 @@ tokenizer.save_pretrained(made)
 
 
 def measure_files(rounds: int) -> dict[str, float]:
-    """GB/s of reading, hashing and streaming to fp8, medians over rounds; the files are in the page cache."""
+    """GB/s of reading, hashing and streaming to fp8, medians over rounds, and GB for each second of processor time; the
+    files are in the page cache."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         base, small = folder / "base", folder / "small"
         _write_model(base, _FILES, _ROWS)
         _write_model(small, 1, 64)
         paths = sorted(base.glob("*.safetensors"))
-        seconds: dict[str, list[float]] = {"cat": [], "sha256": [], "fp8": []}
+        seconds: dict[str, list[tuple[float, float]]] = {"cat": [], "sha256": [], "fp8": []}
         for number in range(rounds):
             seconds["cat"].append(
                 _time(lambda: subprocess.run(["cat", *paths], check=True, stdout=subprocess.DEVNULL))
@@ -99,9 +100,14 @@ def measure_files(rounds: int) -> dict[str, float]:
             seconds["sha256"].append(_time(lambda: store.sha256_of_all(paths)))
             made = [str(folder / f"{name}-{number}") for name in ("small", "made")]
             said = _run(_STREAM, str(small), str(base), *made).stdout
-            seconds["fp8"].append(float(re.findall(r"seconds ([\d.]+)", said)[0]))
+            ((took, used),) = re.findall(r"took ([\d.]+) used ([\d.]+)", said)
+            seconds["fp8"].append((float(took), float(used)))
     size = _FILES * _FILE_BYTES / 1e9
-    return {f"{name}_gb_per_s": round(size / statistics.median(found), 2) for name, found in seconds.items()}
+    return {
+        f"{name}_gb_per_{what}": round(size / statistics.median(one[number] for one in found), 3)
+        for name, found in seconds.items()
+        for number, what in enumerate(("s", "processor_s"))
+    }
 
 
 def measure_conversions(model: Path, tokens: int, n_grid: int) -> dict[str, dict[str, float]]:
@@ -142,10 +148,12 @@ def _run(code: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
 
 
-def _time(act: Any) -> float:
-    began = time.perf_counter()
+def _time(act: Any) -> tuple[float, float]:
+    """Seconds, and seconds of processor time of this process and its children."""
+    began, before = time.perf_counter(), os.times()
     act()
-    return time.perf_counter() - began
+    after = os.times()
+    return time.perf_counter() - began, sum(after[:4]) - sum(before[:4])
 
 
 def _write_model(folder: Path, files: int, rows: int) -> None:
