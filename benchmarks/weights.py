@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -110,23 +111,21 @@ def measure_files(rounds: int) -> dict[str, float]:
     }
 
 
-def measure_conversions(model: Path, tokens: int, n_grid: int) -> dict[str, dict[str, float]]:
+def measure_conversions(model: Path, tokens: int, n_grid: int) -> Iterator[dict[str, Any]]:
     """Seconds and peak memory of each conversion, ours and theirs in turn."""
-    found = {}
     with tempfile.TemporaryDirectory() as place:
         for candidate in ("fp8", "awq"):
             for whose, code in (("ours", _OURS), ("theirs", _THEIRS)):
                 asked = (str(model), f"{place}/{candidate}-{whose}", candidate, str(tokens), str(n_grid))
-                said = _run(_WITH_PEAK + code + _SAY_PEAK, *asked)
-                seconds, processor, peak = re.findall(r"took ([\d.]+) used ([\d.]+) peak (\d+)", said.stdout)[
-                    -1
-                ]
-                found[f"{candidate}_{whose}"] = {
-                    "seconds": round(float(seconds), 1),
-                    "processor_seconds": round(float(processor), 1),
+                said = _run(_WITH_PEAK + code + _SAY_PEAK, *asked).stdout
+                took, used, peak = re.findall(r"took ([\d.]+) used ([\d.]+) peak (\d+)", said)[-1]
+                yield {
+                    "converted": candidate,
+                    "by": whose,
+                    "seconds": round(float(took), 1),
+                    "processor_seconds": round(float(used), 1),
                     "peak_gb": round(int(peak) / 1e9, 2),
                 }
-    return found
 
 
 _WITH_PEAK = "import time; _began = time.perf_counter()\n"
@@ -181,15 +180,19 @@ def main() -> None:
     """Print one JSON object a line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.weights")
     parser.add_argument("model", type=Path, nargs="?")
-    parser.add_argument("--rounds", type=int, default=3, help="of reading, hashing and streaming")
+    parser.add_argument("--rounds", type=int, default=3, help="of reading, hashing and streaming; 0: none")
     parser.add_argument("--tokens", type=int, default=4096, help="that awq looks at")
     parser.add_argument("--n-grid", type=int, default=20, help="scales that awq tries")
     given = parser.parse_args()
     load = f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
-    print(json.dumps({"benchmark": "weights_files", "load": load, **measure_files(given.rounds)}), flush=True)
+    if given.rounds:
+        print(
+            json.dumps({"benchmark": "weights_files", "load": load, **measure_files(given.rounds)}),
+            flush=True,
+        )
     if given.model:
-        found = measure_conversions(given.model, given.tokens, given.n_grid)
-        print(json.dumps({"benchmark": "conversions", "model": given.model.name, **found}), flush=True)
+        for found in measure_conversions(given.model, given.tokens, given.n_grid):
+            print(json.dumps({"benchmark": "conversions", "model": given.model.name, **found}), flush=True)
 
 
 if __name__ == "__main__":
