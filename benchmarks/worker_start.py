@@ -44,7 +44,7 @@ class _Notes:
 
 async def _start(release: Path, slot: Slot, serving: Serving) -> dict[str, Any]:
     notes = _Notes()
-    shapes = prewarm.Shapes(64, 128, 16, serving.max_num_seqs, serving.max_num_seqs, None)
+    shapes = prewarm.Shapes(64, 128, 16, serving.sequences, serving.sequences, None)
     job = Job(
         "bench.1", "bench", "bench", release, serving, os.urandom(16).hex(), deployment.current(), shapes
     )

@@ -1,19 +1,25 @@
 """Airflow's cluster policy: with a queue for each node, a task that acts on a node goes to that node's queue.
 
 Airflow finds this file in a folder on PYTHONPATH (docs/dgx.md). A nightly DAG knows its node when it is read; a run
-that is started from the form or over REST says it in its conf.
+that is started from the form or over REST says it in its conf, and without that its DAG's Param does.
 """
 
 from typing import Any
+
+_OURS = "qwen"
+"""The tag of this project's DAGs: another DAG may have a task `start` too."""
 
 
 def task_instance_mutation_hook(task_instance: Any, dag_run: Any = None) -> None:
     """Called by the scheduler for every task of a new run."""
     from tasks import settings
-    from tasks.stages import STAGES
+    from tasks.stages import ON_THE_NODE
 
-    if dag_run is None or not settings.current().node_queues:
+    if dag_run is None or task_instance.task_id not in ON_THE_NODE or not settings.current().node_queues:
         return
-    stage, node = STAGES.get(task_instance.task_id), (dag_run.conf or {}).get("node")
-    if node and stage is not None and stage.on_the_node:
+    dag = getattr(getattr(task_instance, "task", None), "dag", None)
+    if dag is not None and _OURS not in dag.tags:
+        return
+    node = (dag_run.conf or {}).get("node") or (dag.params.get("node") if dag is not None else None)
+    if node:
         task_instance.queue = node

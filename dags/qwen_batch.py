@@ -8,6 +8,7 @@ itself every night is described in files, see `qwen_nightly`.
 
 from airflow.sdk import dag
 from batch_run import batch_run
+from deadline_alert import warning
 from pipeline_tasks import run_spec_params
 from run_notifications import notifications
 
@@ -17,6 +18,7 @@ from run_notifications import notifications
     catchup=False,
     max_active_runs=16,
     params=run_spec_params(),
+    deadline=warning(),
     tags=["qwen"],
     doc_md=__doc__,
     **notifications(),

@@ -9,6 +9,7 @@ import pendulum
 from airflow.sdk import DAG, CronTriggerTimetable, task
 from airflow.sdk.exceptions import AirflowTimetableInvalid
 from batch_run import batch_run
+from deadline_alert import warning
 from pipeline_tasks import run_spec_params
 from run_notifications import notifications
 
@@ -31,6 +32,7 @@ def nightly(one: Nightly) -> DAG:
         catchup=one.schedule.catchup,
         max_active_runs=1,
         params=run_spec_params(one.spec),
+        deadline=warning(one.spec, zone),
         tags=["qwen", "nightly", f"tenant:{one.spec.tenant}"],
         doc_md=f"{one.schedule.cron} ({zone}), tenant {one.spec.tenant}, node {one.spec.node}.\n\n{__doc__}",
         **notifications(),

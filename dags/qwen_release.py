@@ -6,15 +6,17 @@ half of qwen_batch alone. Its release is found again by whichever run asks for t
 """
 
 from airflow.sdk import dag
-from pipeline_tasks import judge, stage
-from release_tasks import announce, freeze_release, release_spec_params
+from pipeline_tasks import form, judge, stage, with_links
+from release_tasks import announce, freeze_release
+
+from tasks.spec.release import ReleaseSpec
 
 
 @dag(
     schedule=None,
     catchup=False,
     max_active_runs=16,
-    params=release_spec_params(),
+    params=form(ReleaseSpec),
     tags=["qwen"],
     doc_md=__doc__,
 )
@@ -23,7 +25,7 @@ def qwen_release() -> None:
     frozen = freeze_release().as_setup()
     converted = stage("convert")
     announced = announce(converted)
-    judged = judge()
+    judged = with_links(judge())
 
     frozen >> stage("download") >> converted
     announced >> judged.as_teardown(setups=frozen, on_failure_fail_dagrun=True)

@@ -83,6 +83,26 @@ class AirflowApi:
         """New DAGs are paused: their runs stay queued."""
         self._ask("PATCH", f"/api/v2/dags/{dag_id}", json={"is_paused": False})
 
+    def pass_task(self, dag_id: str, run_id: str, task_id: str) -> None:
+        """Mark one task as success: what is below it goes on."""
+        path = f"/api/v2/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}"
+        self._ask("PATCH", path, json={"new_state": "success"})
+
+    def links(self, dag_id: str, run_id: str, task_id: str) -> dict[str, str | None]:
+        """The extra links of a task: what the button says, and where it leads."""
+        path = f"/api/v2/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/links"
+        found: dict[str, str | None] = self._ask("GET", path)["extra_links"]
+        return found
+
+    def page(self, place: str) -> httpx.Response:
+        """A page of a plugin, as the browser of who is logged in gets it; redirections are not followed."""
+        return self._send("GET", place, None, None)
+
+    def asset_events(self) -> list[dict[str, Any]]:
+        """The newest events of assets: `name`, `uri`, `extra`, `source_run_id`."""
+        found: list[dict[str, Any]] = self._ask("GET", "/api/v2/assets/events")["asset_events"]
+        return found
+
     def trigger(self, dag_id: str, conf: dict[str, Any], run_id: str | None = None) -> DagRun:
         """Start a run of `dag_id` with the params `conf`.
 

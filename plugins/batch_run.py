@@ -1,6 +1,6 @@
 """The story of one run, as `qwen_batch` and every nightly DAG tell it."""
 
-from pipeline_tasks import freeze, judge, stage
+from pipeline_tasks import freeze, judge, stage, with_links
 from run_batch_operator import RunBatchOperator
 
 
@@ -10,7 +10,7 @@ def batch_run(node: str | None = None) -> None:
     Args:
         node: whose queue the stages go to that act on a node; None: the default queue.
     """
-    frozen = freeze().as_setup()
+    frozen = with_links(freeze()).as_setup()
     checked = stage("preflight", node)
     downloaded = stage("download", node)
     converted = stage("convert", node)
@@ -22,7 +22,7 @@ def batch_run(node: str | None = None) -> None:
     published = stage("publish", node)
     stopped = stage("stop", node)
     restored = stage("restore", node)
-    judged = judge()
+    judged = with_links(judge())
 
     frozen >> checked >> downloaded >> [converted, prepared]
     # No device is taken before weights and rows are both known to be good.

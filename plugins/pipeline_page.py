@@ -5,24 +5,18 @@ Plugin apps are open to everybody unless they say otherwise, so every route asks
 
 from html import escape
 from typing import Any
+from urllib.parse import quote
 
 from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
 from airflow.api_fastapi.core_api.security import requires_access_view
 from airflow.plugins_manager import AirflowPlugin
+from deadline_alert import BeforeTheDeadline
 from fastapi import Depends, FastAPI
 from fastapi.responses import HTMLResponse
+from html_page import document, said
+from run_links import RUNS
 
 _PREFIX = "/qwen-pipeline"
-_STYLE = """
-body { font: 14px system-ui, sans-serif; margin: 1.5rem; color: #1f2430; background: #fff; }
-h2 { font-size: 1rem; margin: 1.5rem 0 .4rem; } table { border-collapse: collapse; width: 100%; }
-th, td { text-align: left; padding: .3rem .8rem .3rem 0; border-bottom: 1px solid #e3e6ec; vertical-align: top; }
-th { color: #667; font-weight: 500; }
-.failed, .fenced { color: #b3261e; } .done { color: #1b7f3b; } .dim { color: #778; }
-@media (prefers-color-scheme: dark) {
-  body { color: #e4e6eb; background: #16181d; } th, td { border-color: #30343d; }
-}
-"""
 
 app = FastAPI(title="qwen pipeline", dependencies=[Depends(requires_access_view(AccessView.PLUGINS))])
 
@@ -42,19 +36,20 @@ def page() -> str:
                 runs = list(ledger.queries.newest_runs(connection, limit=10))
             sections = [_run(run, stages_of(ledger, run["run_id"])) for run in runs]
     except StageError as error:
-        sections = [f"<p class=failed>{escape(str(error))}</p>"]
+        sections = [said(error)]
     body = "".join(sections) or "<p class=dim>No run has been started yet: trigger the DAG qwen_batch.</p>"
-    return f"<!doctype html><title>Pipeline</title><style>{_STYLE}</style>{body}"
+    return document("Pipeline", body)
 
 
 def _run(run: dict[str, Any], stages: list[dict[str, Any]]) -> str:
     rows = "".join(_stage(stage) for stage in stages)
     state = run["verdict"] or "open"
     return (
-        f"<h2>{escape(run['run_id'])} <span class={state}>{state}</span> "
+        f"<h2><a href='{RUNS}/{quote(run['run_id'], safe='')}/report'>{escape(run['run_id'])}</a> "
+        f"<span class={state}>{state}</span> "
         f"<span class=dim>{escape(run['tenant'])} on {escape(run['node'])}, "
         f"started {run['started_at']:%Y-%m-%d %H:%M} UTC</span></h2>"
-        f"<table><tr><th>stage<th>state<th>seconds<th>progress<th>what was found</tr>{rows}</table>"
+        f"<table class=wide><tr><th>stage<th>state<th>seconds<th>progress<th>what was found</tr>{rows}</table>"
     )
 
 
@@ -70,9 +65,10 @@ def _stage(stage: dict[str, Any]) -> str:
 
 
 class PipelinePlugin(AirflowPlugin):
-    """Puts the page into the navigation."""
+    """Puts the page into the navigation, and makes the deadline of a run known to the scheduler."""
 
     name = "qwen_pipeline"
+    deadline_references = [BeforeTheDeadline]
     fastapi_apps = [{"app": app, "url_prefix": _PREFIX, "name": "qwen pipeline"}]
     external_views = [
         {"name": "Pipeline", "href": f"{_PREFIX}/", "url_route": "qwen-pipeline", "destination": "nav"}

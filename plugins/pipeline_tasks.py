@@ -5,12 +5,15 @@ XCom, and its typed errors become what Airflow does about them: fail at once, re
 """
 
 import logging
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow.sdk import Param, get_current_context, task
+from pydantic import BaseModel
+from run_links import LINKS, show_links
 from run_name import run_name
-from worker_link import WorkersLink
 
 from tasks import settings
 from tasks.errors import Busy, Remedy, StageError
@@ -32,19 +35,21 @@ _HOLDS_THE_SLOT_S = 15.0
 """A stage that must wait for another run does so without a worker slot, but for this long."""
 
 
-_WITH_WORKERS = ("start", "stop")
-"""Tasks that link to the logs of the run's workers. Airflow shows a link once its task has ended."""
-
-
 def run_spec_params(spec: RunSpec | None = None) -> dict[str, Param]:
     """One Param for each top-level field of the run spec, each with its JSON schema.
 
     Args:
         spec: the fields' first values; by default an example.
     """
-    first = {} if spec is None else spec.model_dump(mode="json", by_alias=True)
+    return form(RunSpec, {} if spec is None else spec.model_dump(mode="json", by_alias=True))
+
+
+def form(kind: type[BaseModel], first: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Param]:
+    """The Params of a kind of spec; what `first` does not say is an example, on this deployment's node."""
+    first = {"node": settings.current().node, **first}
     return {
-        name: Param(first.get(name, example), **schema) for name, (example, schema) in params.fields().items()
+        name: Param(first.get(name, example), **schema)
+        for name, (example, schema) in params.fields(kind).items()
     }
 
 
@@ -53,7 +58,14 @@ def run_spec_params(spec: RunSpec | None = None) -> dict[str, Param]:
 )
 def freeze() -> dict[str, Any]:
     """Start the run in the ledger; a run that has started keeps its spec."""
-    from tasks import spec, stages
+    from tasks.spec import parse
+
+    return start_run(parse)
+
+
+def start_run(read: Callable[[dict[str, Any], str], RunSpec]) -> dict[str, Any]:
+    """Freeze the run of the task that is running; `read` makes a run spec of its params, and names them in errors."""
+    from tasks import stages
     from tasks.ledger import Ledger
     from tasks.preflight import check_spec
 
@@ -63,13 +75,20 @@ def freeze() -> dict[str, Any]:
     # A run of the REST API has no logical date. The day is the one on the wall where the schedule is.
     at = (run.logical_date or run.run_after).astimezone(context["dag"].timezone)
     try:
-        asked = spec.parse(dict(context["params"]), source=f"the conf of run {run.run_id}")
+        asked = read(dict(context["params"]), f"the conf of run {run.run_id}")
         check_spec(asked, deployment)
         with Ledger(deployment.database_url(), deployment.sql) as ledger:
             frozen = stages.freeze(ledger, name_of_run(context), asked, at, deployment)
     except StageError as error:
         answer(error, context)
-    return {"run": frozen.run_id, "release_id": frozen.pins["release_id"], "commit": frozen.pins["commit"]}
+    show_links(context)
+    return {
+        "run": frozen.run_id,
+        "release_id": frozen.pins["release_id"],
+        "commit": frozen.pins["commit"],
+        "deadline": frozen.deadline.isoformat(),
+        "spec": frozen.spec.model_dump(mode="json"),
+    }
 
 
 def stage(name: str, node: str | None = None) -> Any:
@@ -85,15 +104,19 @@ def stage(name: str, node: str | None = None) -> Any:
         from tasks import stages
 
         context = get_current_context()
+        show_links(context)
         try:
             settled = impatient_settings()
             return vars(stages.execute(name, name_of_run(context), settings=settled, comes_back=True))
         except StageError as error:
             answer(error, context)
 
-    executed = execute()
-    if name in _WITH_WORKERS:
-        executed.operator.operator_extra_links = (WorkersLink(),)
+    return with_links(execute())
+
+
+def with_links(executed: Any) -> Any:
+    """The task of a decorated function, with the links that its name has."""
+    executed.operator.operator_extra_links = LINKS.get(executed.operator.task_id, ())
     return executed
 
 
@@ -155,4 +178,7 @@ def _waited(context: Any) -> timedelta:
 
 
 def _wait_limit(context: Any) -> timedelta:
-    return timedelta(seconds=Limits.model_validate(context["params"].get("limits") or {}).wait_s)
+    asked = context["params"]
+    # Of a run spec; a pool's has no limits but this one.
+    limits = asked.get("limits") or {name: asked[name] for name in ("wait",) if name in asked}
+    return timedelta(seconds=Limits.model_validate(limits).wait_s)

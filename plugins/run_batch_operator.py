@@ -5,7 +5,7 @@ from typing import Any
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from pipeline_tasks import RETRIES, RETRY_DELAY, answer, impatient_settings, name_of_run
-from worker_link import WorkersLink
+from run_links import LINKS, show_links
 
 from tasks.errors import StageError
 from tasks.spark import SparkSubmission
@@ -20,7 +20,7 @@ class RunBatchOperator(SparkSubmitOperator):
     here (the provider would add to them).
     """
 
-    operator_extra_links = (WorkersLink(),)
+    operator_extra_links = LINKS["run"]
 
     def __init__(self, **kwargs: Any) -> None:
         """Takes what every operator takes."""
@@ -32,6 +32,7 @@ class RunBatchOperator(SparkSubmitOperator):
         """Execute the stage; returns its result for XCom."""
         from tasks import stages
 
+        show_links(context)
         try:
             return vars(
                 stages.execute(

@@ -12,16 +12,10 @@ from airflow.api_fastapi.core_api.security import requires_access_view
 from airflow.plugins_manager import AirflowPlugin
 from fastapi import Depends, FastAPI
 from fastapi.responses import HTMLResponse
-from worker_link import PREFIX, WorkersLink
+from html_page import document, said
+from run_links import PREFIX, WorkersLink
 
 _LINES = 200
-_STYLE = """
-body { font: 14px system-ui, sans-serif; margin: 1.5rem; color: #1f2430; background: #fff; }
-h2 { font-size: 1rem; margin: 1.5rem 0 .4rem; } .dim { color: #778; } .failed { color: #b3261e; }
-pre { overflow: auto; max-height: 30rem; padding: .8rem; background: #f4f5f8; font-size: 12px; }
-@media (prefers-color-scheme: dark) { body { color: #e4e6eb; background: #16181d; } pre { background: #22252c; } }
-"""
-
 app = FastAPI(title="workers", dependencies=[Depends(requires_access_view(AccessView.PLUGINS))])
 
 
@@ -37,17 +31,37 @@ def page(run_id: str) -> str:
     try:
         with Ledger(deployment.database_url(), deployment.sql, patience_s=2.0) as ledger:
             workers = workers_of(ledger, run_id)
-            sections = [_section(ledger, run_id, worker, deployment) for worker in _with_keeper(workers)]
+            sections = [_endpoints(ledger, run_id, deployment)] if workers else []
+            sections += [_section(ledger, run_id, worker, deployment) for worker in _with_keeper(workers)]
     except StageError as error:
-        sections = [f"<p class=failed>{escape(str(error))}</p>"]
+        sections = [said(error)]
     body = "".join(sections) or "<p class=dim>This run has had no worker yet.</p>"
-    head = f"<h1>{escape(run_id)}</h1>"
-    return f"<!doctype html><title>Workers</title><style>{_STYLE}</style>{head}{body}"
+    return document("Workers", f"<h1>{escape(run_id)}</h1>{body}")
 
 
 def _with_keeper(workers: list[dict[str, Any]]) -> list[dict[str, Any]]:
     keeper = {"worker_id": "keeper", "state": "", "evidence": "", "attempt": 0}
     return [*workers, keeper] if workers else []
+
+
+def _endpoints(ledger: Any, run_id: str, deployment: Any) -> str:
+    """Where the pool can be asked while it is open. Its key is nowhere here: whoever may have it can work it out."""
+    from tasks.cli.endpoints import endpoints
+    from tasks.errors import StageError
+
+    try:
+        found = endpoints(ledger, run_id, deployment)
+    except StageError as error:
+        return f"<p class=dim>{escape(str(error))}</p>"
+    rows = "".join(
+        f"<tr><td><code>{escape(one['url'])}</code><td>{escape(one['state'])}" for one in found["endpoints"]
+    )
+    command = f"qwen-pipeline endpoints --run '{run_id}' --key-file pool.key"
+    return (
+        f"<h2>To query it</h2><table><tr><th>OpenAI endpoint<th>state</tr>{rows}</table>"
+        f"<p>model <code>{escape(found['model'])}</code></p>"
+        f"<p>key: on a host of this deployment, <code>{escape(command)}</code></p>"
+    )
 
 
 def _section(ledger: Any, run_id: str, worker: dict[str, Any], deployment: Any) -> str:

@@ -12,9 +12,11 @@ was deleted or a worker that was killed behind the pipeline's back is noticed an
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from tasks.ledger import Claim, Run
+from tasks.ledger.claims import facts_of
 from tasks.settings import Settings
 from tasks.spark import SparkSubmission
 
@@ -55,6 +57,16 @@ class Context:
     def part(self) -> str:
         """The mark of this stage's child processes."""
         return f"{self.run.run_id}/{self.claim.stage}"
+
+
+def why_no_pool(context: Context) -> str | None:
+    """Why a run needs no devices and no workers; None when it does. A run without a batch is there to have them."""
+    if datetime.now(UTC) >= context.run.winds_down_at:
+        return f"the run's deadline is over or near (limits.deadline = {context.run.spec.limits.deadline})"
+    prepared = facts_of(context.claim.ledger, context.run.run_id, "prepare")
+    if prepared is not None and prepared["to_do"] == 0:
+        return "no row is left to do"
+    return None
 
 
 class StageModule(Protocol):

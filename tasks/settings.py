@@ -22,7 +22,7 @@ class Notification(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    on: tuple[Literal["failure", "success"], ...] = ("failure",)
+    on: tuple[Literal["failure", "success", "deadline"], ...] = ("failure",)
     notifier: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
     arguments: dict[str, Any] = Field(default_factory=dict)
 
@@ -34,6 +34,7 @@ class Quota(BaseModel):
 
     devices: int | None = Field(default=None, ge=1)
     device_hours_per_day: float | None = Field(default=None, gt=0)
+    tokens_per_day: int | None = Field(default=None, ge=1)
 
 
 class Settings(BaseSettings):
@@ -69,11 +70,13 @@ class Settings(BaseSettings):
     """How often a task that waits for what another run holds looks again; in between it holds no worker slot."""
 
     quotas: dict[str, Quota] = Field(default_factory=dict)
-    """By tenant (a JSON object): devices (GPUs, or CPU cores) held at once, and device hours of the last 24.
-    A run that would be over them waits; `*` is for tenants that are not named."""
+    """By tenant (a JSON object): `devices` (GPUs, or CPU cores) held at once, `device_hours_per_day` and
+    `tokens_per_day` (of prompts and answers) of the last 24 hours. A run that would be over them waits; one whose
+    tenant spends the last token starts no further row. `*` is for tenants that are not named."""
 
     notify: tuple[Notification, ...] = ()
-    """Who is told how a run ended (a JSON list of {on, notifier, arguments}); nobody by default."""
+    """Who is told how a run ended, or that its deadline is near (a JSON list of {on, notifier, arguments}; `on` lists
+    `failure`, `success`, `deadline`); nobody by default."""
 
     ledger_url: SecretStr | None = None
     """libpq URL of the ledger. Prefer `ledger_url_file`: a file does not travel to child processes."""
@@ -111,6 +114,10 @@ class Settings(BaseSettings):
 
     spark_conf: dict[str, str] = Field(default_factory=dict)
     """Further configuration of the application (a JSON object): what a YARN or Kubernetes master needs."""
+
+    spark_history: str | None = Field(default=None, pattern=r"^https?://\S+$")
+    """Address of a page that lists Spark's applications (a history server, or the master's); the task `run` links
+    there. While an application runs whose `spark_conf` says `"spark.ui.enabled": "true"`, it links to its own page."""
 
     spark_driver_memory: str = "1g"
     """Rows stay in the Python workers and in files, so the driver needs little however large the batch is."""
@@ -226,9 +233,9 @@ class Settings(BaseSettings):
     weights_wait_s: float = 6 * 3600.0
     """How long a run waits for another run that is making the same release: the longest conversion, with room."""
 
-    try_releases: bool = False
-    """Load each release in vLLM and let it generate before it is published, where this node's CPU can. Off, its
-    first start proves it: loading takes a minute, and the first start loads it anyway."""
+    try_releases: bool = True
+    """Load each release in vLLM and let it generate before it is published, where this node's vLLM is a CPU's and
+    the model is small. Elsewhere, and when this is off, the first workers prove the same when they start."""
 
     hub_offline: bool = Field(default=False, validation_alias="HF_HUB_OFFLINE")
     """Never ask the hub; use what is on disk."""
@@ -264,6 +271,11 @@ class Settings(BaseSettings):
             digest = sha256(str(self.home).encode()).hexdigest()[:8]
             object.__setattr__(self, "deployment", f"qwen-{digest}")
         return self
+
+    @property
+    def spark_has_ui(self) -> bool:
+        """Whether an application serves a page of its own while it runs; off by default: a port for each run."""
+        return self.spark_conf.get("spark.ui.enabled", "false") == "true"
 
     def quota_of(self, tenant: str) -> Quota | None:
         """What bounds the tenant's runs, if anything."""

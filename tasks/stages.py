@@ -8,11 +8,12 @@ Executing a stage is the same for all: claim it, end whoever acted for it before
 apply what differs, verify, finish the claim. So it can be killed at any instruction and executed again.
 """
 
+import errno
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from importlib import import_module
 from typing import Any, cast
@@ -26,7 +27,7 @@ from tasks.node import lock, processes
 from tasks.settings import Settings
 from tasks.spark import SparkSubmission
 from tasks.spec import RunSpec
-from tasks.spec.freeze import resolve_dates
+from tasks.spec.freeze import resolve_dates, resolve_deadline
 from tasks.watch import watching
 
 log = logging.getLogger(__name__)
@@ -52,13 +53,15 @@ class Stage:
     """Whether the devices that the run has leased are of no use until it succeeds."""
 
 
-_ON_THE_NODE = frozenset(["preflight", "download", "convert", "provision", "start", "stop", "restore"])
+ON_THE_NODE = frozenset(["preflight", "download", "convert", "provision", "start", "keep", "stop", "restore"])
+"""Tasks of a run that act on its node; `keep` is no stage of its own: it looks, and provisions and starts again."""
+
 _BRINGS_UP = frozenset(["provision", "start"])
 
 
 def _stage(name: str, module: str, lane: str, fences: str, says: str) -> Stage:
     all_fences = frozenset([name, *fences.split()])
-    return Stage(name, f"tasks.{module}", lane, all_fences, says, name in _ON_THE_NODE, name in _BRINGS_UP)
+    return Stage(name, f"tasks.{module}", lane, all_fences, says, name in ON_THE_NODE, name in _BRINGS_UP)
 
 
 # fmt: off
@@ -119,7 +122,8 @@ def freeze(ledger: Ledger, run_id: str, spec: RunSpec, at: datetime, settings: S
     if known is None:
         from tasks.weights.pin import pin
 
-        resolved = resolve_dates(spec, at)
+        # The business day is that of the schedule; its deadline is ahead, however late the run starts.
+        resolved = resolve_deadline(resolve_dates(spec, at), datetime.now(UTC).astimezone(at.tzinfo))
         known = register(ledger, run_id, resolved, {"asked": asked, **pin(resolved, settings)})
     if known.pins["asked"] != asked:
         changed = sorted(name for name in asked if asked[name] != known.pins["asked"].get(name))
@@ -172,7 +176,10 @@ def execute(
                         _abandon_lease(claim, settings, error)
                     raise
         except Exception as error:
-            _record_failure(claim, error)
+            full = _full_disk(error, name)
+            _record_failure(claim, full or error)
+            if full is not None:
+                raise full from error
             raise
         claim.finish("done" if changed else "nothing to do", outcome.message, outcome.facts)
     seconds = time.monotonic() - began
@@ -237,6 +244,17 @@ def _abandon_lease(claim: Claim, settings: Settings, error: Exception) -> None:
     except Exception:
         # The stage's own error matters more; the lease ends by its expiry.
         log.warning("the lease of run %s could not be marked as abandoned", claim.run_id, exc_info=True)
+
+
+def _full_disk(error: Exception, stage: str) -> StageFailed | None:
+    """A full disk is no defect, wherever it was met."""
+    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return None
+    where = f", at {error.filename}" if error.filename else ""
+    return StageFailed(
+        f"the disk is full{where}: nothing that {stage} was making is visible to others. Make room (old releases: "
+        f"`qwen-pipeline releases`, `remove-release ID`) and execute it again"
+    )
 
 
 def _record_failure(claim: Claim, error: Exception) -> None:

@@ -44,12 +44,13 @@ where batch_id = :batch_id;
 
 -- name: register_segment!
 -- Registers once more what has grown; a range never shrinks.
-insert into segment (batch_id, path, run_id, epoch, start_byte, stop_byte, rows)
-values (:batch_id, :path, :run_id, :epoch, :start_byte, :stop_byte, :rows)
+insert into segment (batch_id, path, run_id, epoch, start_byte, stop_byte, rows, tokens)
+values (:batch_id, :path, :run_id, :epoch, :start_byte, :stop_byte, :rows, :tokens)
 on conflict (batch_id, path, run_id, epoch) do update
     set
         stop_byte = excluded.stop_byte,
         rows = excluded.rows,
+        tokens = excluded.tokens,
         last_registered_at = clock_timestamp()
     where segment.stop_byte < excluded.stop_byte;
 

@@ -83,6 +83,13 @@ select
 from pool
 where run_id = :run_id and ended_at is null;
 
+-- name: why_newest_pool_ended$
+select reason
+from pool
+where run_id = :run_id
+order by intended_at desc
+limit 1;
+
 -- name: open_pools_of_node
 select
     pool_id,

@@ -31,3 +31,27 @@ inner join run on lease.run_id = run.run_id
 where
     run.tenant = :tenant
     and coalesce(lease.released_at, clock_timestamp()) > clock_timestamp() - interval '24 hours';
+
+-- name: tokens_of_tenant$
+-- What the runs spent in the last 24 hours; of a range that began earlier, the share of its time since.
+select
+    coalesce(
+        sum(
+            segment.tokens
+            * coalesce(
+                extract(
+                    epoch from
+                    segment.last_registered_at
+                    - greatest(segment.first_registered_at, clock_timestamp() - interval '24 hours')
+                )
+                / nullif(extract(epoch from segment.last_registered_at - segment.first_registered_at), 0),
+                1
+            )
+        ),
+        0
+    )::bigint
+from segment
+inner join run on segment.run_id = run.run_id
+where
+    run.tenant = :tenant
+    and segment.last_registered_at > clock_timestamp() - interval '24 hours';

@@ -123,6 +123,8 @@ def _drive(run: Run, claim: Claim, settings: Settings) -> None:
         every_s=settings.segment_flush_s,
         tokens_left=limits.tokens_left(run, answers),
         stop_file=stop_file,
+        tenant=run.spec.tenant,
+        quota=settings.quota_of(run.spec.tenant),
     )
     try:
         with registrar:
@@ -168,6 +170,7 @@ def _ask(work: _Work, registrar: Registrar) -> None:
     from pyspark.sql import SparkSession
 
     spark = SparkSession.builder.getOrCreate()
+    registrar.spark_ui = spark.sparkContext.uiWebUrl
     try:
         answers = work.answers()
         shares = work.settings.spark_cores or spark.sparkContext.defaultParallelism

@@ -29,6 +29,8 @@ class Range:
     rows: int
     run_id: str = ""
     """The run under which it was registered."""
+    tokens: int = 0
+    """Of prompts and answers, when it is to be registered."""
 
 
 def record(claim: Claim, batch_id: str, identity: dict[str, Any], rows: int) -> None:
@@ -78,6 +80,7 @@ def register(claim: Claim, batch_id: str, ranges: Iterable[Range]) -> None:
                     start_byte=one.start,
                     stop_byte=one.stop,
                     rows=one.rows,
+                    tokens=one.tokens,
                 )
         except psycopg.Error as error:
             if error.sqlstate != _NOT_THE_WRITER:

@@ -14,7 +14,8 @@ from tasks.batch import in_ledger, segments
 from tasks.batch.in_ledger import Range
 from tasks.batch.prepared import PreparedBatch
 from tasks.errors import Unavailable
-from tasks.ledger import Claim
+from tasks.ledger import Claim, quotas
+from tasks.settings import Quota
 
 _PACE_WINDOW_S = 30.0
 """Over which rows and tokens per second are shown."""
@@ -43,12 +44,15 @@ class Registrar:
         every_s: float,
         tokens_left: int | None,
         stop_file: Path,
+        tenant: str = "",
+        quota: Quota | None = None,
     ) -> None:
         """
         Args:
             attempt: how the names of this claim's segments begin.
             finished: rows answered or failed before; `failed` of them failed.
             tokens_left: what the run may still spend; `stop_file` is made once it is spent. None: no limit.
+            quota: of `tenant`, whose other runs spend of it too; the same when that is spent.
         """
         self._claim = claim.in_thread()
         self._batch = batch
@@ -58,6 +62,10 @@ class Registrar:
         self._every_s = every_s
         self._tokens_left = tokens_left
         self._stop_file = stop_file
+        self._tenant = tenant
+        self._quota = quota
+        self.spark_ui: str | None = None
+        """Where Spark's page of this application is, once it is known."""
         self._read: dict[Path, Range] = {}
         self._unregistered: dict[Path, Range] = {}
         """Read, but the ledger has not confirmed it."""
@@ -95,7 +103,8 @@ class Registrar:
             in_ledger.register(self._claim, self._batch.batch_id, self._unregistered.values())
             self._unregistered.clear()
         self._show()
-        if self._tokens_left is not None and self._tokens >= self._tokens_left:
+        is_spent = self._tokens_left is not None and self._tokens >= self._tokens_left
+        if is_spent or quotas.tokens_are_spent(self._claim.ledger, self._tenant, self._quota):
             self._stop_file.touch()
 
     def _work(self) -> None:
@@ -114,13 +123,14 @@ class Registrar:
         before = self._read.get(path, Range(path, 0, 0, 0))
         if path.stat().st_size <= before.stop:
             return
-        rows, stop = before.rows, before.stop
+        rows, stop, tokens_before = before.rows, before.stop, self._tokens
         for table in segments.tables(path, before.stop, path.stat().st_size, _COUNTED):
             rows += table.num_rows
             stop = table.column("offset")[-1].as_py() + table.column("length")[-1].as_py()
             self._count(table)
         if stop > before.stop:
-            self._read[path] = self._unregistered[path] = Range(path, 0, stop, rows)
+            tokens = before.tokens + self._tokens - tokens_before
+            self._read[path] = self._unregistered[path] = Range(path, 0, stop, rows, tokens=tokens)
 
     def _count(self, table: pa.Table) -> None:
         self._finished += table.num_rows
@@ -148,4 +158,5 @@ class Registrar:
             tokens_per_s=round((self._tokens - tokens) / elapsed_s, 1),
             by_worker=dict(self._by_worker),
             eta_s=round(left / rows_per_s, 1) if rows_per_s > 0 else None,
+            spark_ui=self.spark_ui,
         )

@@ -9,6 +9,7 @@ All of it is columns: about 60 bytes of memory for each finished row and its id,
 the checksum of its record.
 """
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -239,11 +240,13 @@ def _tails(paths: Iterable[Path], registered_up_to: dict[Path, int]) -> Iterator
         start = registered_up_to.get(path, 0)
         if path.stat().st_size <= start:
             continue
-        rows, stop = 0, start
+        rows, tokens, stop = 0, 0, start
         for found in segments.records(path, start):
             rows, stop = rows + 1, found.end
+            document = json.loads(found.document)
+            tokens += document["prompt_tokens"] + document["completion_tokens"]
         if rows:
-            yield Range(path, start, stop, rows)
+            yield Range(path, start, stop, rows, tokens=tokens)
 
 
 def _first_of_each(values: pa.ChunkedArray) -> Iterator[tuple[str, int, int]]:

@@ -6,6 +6,7 @@ Keeps:
 - what a killed attempt wrote is registered before anything is asked, so it is not asked again.
 """
 
+import json
 import logging
 import shutil
 import time
@@ -76,7 +77,7 @@ def plan(context: Context) -> Plan:
         batch,
         rows.survey(batch, answers, run.spec).to_do,
         sum(one.rows for one in rows.unregistered(ledger, batch)),
-        limits.reached(run, answers),
+        limits.reached(run, answers, ledger, context.settings),
     )
     if not found.satisfied and found.to_do and found.limit is None:
         pool = facts_of(ledger, run.run_id, "start")
@@ -119,7 +120,7 @@ def verify(context: Context) -> Outcome:
     }
     message = f"{counted.answered} rows answered, {counted.failed} failed"
     if counted.to_do:
-        limit = limits.reached(run, answers)
+        limit = limits.reached(run, answers, claim.ledger, context.settings)
         because = f"the run reached {limit}" if limit else "the engines failed on them again and again"
         message += f", {counted.to_do} not started because {because}"
     if asked:
@@ -214,6 +215,7 @@ def _spark_environment(run: Run, settings: Settings) -> Mapping[str, str]:
         "REQUEST_TIMEOUT_S": settings.request_timeout_s,
         "ENGINE_PATIENCE_S": settings.engine_patience_s,
         "LOG_LEVEL": settings.log_level,
+        "QUOTAS": json.dumps({name: one.model_dump(mode="json") for name, one in settings.quotas.items()}),
     }
     scratch = _scratch(run, settings)
     scratch.mkdir(parents=True, exist_ok=True)

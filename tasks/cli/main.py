@@ -148,6 +148,12 @@ def _status(options: argparse.Namespace, settings: Settings) -> Answer:
     return Answer(*status(settings, options.run))
 
 
+def _endpoints(options: argparse.Namespace, settings: Settings) -> Answer:
+    from tasks.cli.endpoints import endpoints_verb
+
+    return Answer(*endpoints_verb(settings, options.run, options.key_file))
+
+
 def _releases(options: argparse.Namespace, settings: Settings) -> Answer:
     from tasks.cli import releases
 
@@ -249,6 +255,11 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument("--lines", type=int, default=100, metavar="N", help="of the log (default: 100)")
     status.add_argument(
         "--probe", action="store_true", help="exit status 0 when this node is as the ledger says, else 4"
+    )
+    endpoints = _verb(verbs, "endpoints", "Where a run's workers can be asked, and how.", _endpoints)
+    endpoints.add_argument("--run", metavar="NAME", required=True)
+    endpoints.add_argument(
+        "--key-file", type=Path, metavar="FILE", help="write the pool's key there (a new file, mode 0600)"
     )
     reap = _verb(
         verbs,

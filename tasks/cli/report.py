@@ -1,6 +1,9 @@
 """`qwen-pipeline report`: rows, tokens and time of a run, from the ledger."""
 
+from datetime import UTC
 from typing import Any
+
+import yaml
 
 from tasks.cli.status import stages_of
 from tasks.ledger import Ledger, load
@@ -35,17 +38,21 @@ def report(settings: Settings, run_id: str) -> tuple[dict[str, Any], str]:
     document = {
         "run": run_id,
         "verdict": run.verdict or "open",
+        "started": f"{run.started_at:%Y-%m-%d %H:%M} UTC",
+        "deadline": f"{run.deadline.astimezone(UTC):%Y-%m-%d %H:%M} UTC",
         "release": run.pins.get("release_id"),
+        "batch": facts.get("prepare", {}).get("batch_id"),
         "rows": facts.get("prepare", {}).get("rows"),
         **counts,
         "output": facts.get("publish", {}).get("output"),
         "seconds": seconds,
+        "spec": yaml.safe_dump(run.spec.model_dump(mode="json"), sort_keys=False, allow_unicode=True),
     }
     lines = [f"run {run_id}: {document['verdict']}"]
     lines += [
         f"  {name:<18} {value}"
         for name, value in document.items()
-        if name not in ("run", "verdict", "seconds")
+        if name not in ("run", "verdict", "seconds", "spec")
     ]
     lines += [
         "  time by stage",

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tasks.contract import Context, Outcome
+from tasks.contract import Context, Outcome, why_no_pool
 from tasks.errors import Busy, InputError, StageFailed
 from tasks.gpu import cutting, demand, inventory, nvml, record, sizing, slots
 from tasks.gpu.demand import Demand, GpuLayouts, Taken
@@ -44,8 +44,8 @@ def plan(context: Context) -> Plan:
     """
     spec, node = context.run.spec, context.settings.node
     refuse_other_node(spec, context.settings)
-    if _nothing_to_serve(context):
-        return Plan(True, "no row is left to do, so no device is taken")
+    if (idle := why_no_pool(context)) is not None:
+        return Plan(True, f"{idle}, so no device is taken")
     slots.refuse_parallel_workers(spec)
     own = leases.lease_of(context.claim.ledger, context.run.run_id, node)
     there = _devices(context)
@@ -83,8 +83,8 @@ def verify(context: Context) -> Outcome:
     """
     node, layout = context.settings.node, context.run.spec.layout
     facts: dict[str, Any] = {"lease_id": None, "node": node, "simulated": False, "slots": []}
-    if _nothing_to_serve(context):
-        return Outcome("no row is left to do, so no device is taken", facts)
+    if (idle := why_no_pool(context)) is not None:
+        return Outcome(f"{idle}, so no device is taken", facts)
     lease = leases.lease_of(context.claim.ledger, context.run.run_id, node)
     if lease is None or lease.is_over:
         raise StageFailed(
@@ -255,11 +255,6 @@ def _gpu_slots(context: Context, lease: Lease, layout: GpuLayouts, there: Invent
     else:
         found = slots.mig_slots(record.read(context.claim.ledger, lease.lease_id), there)
     return slots.on_cpu(found, inventory.available_cores()) if there.simulated else found
-
-
-def _nothing_to_serve(context: Context) -> bool:
-    prepared = facts_of(context.claim.ledger, context.run.run_id, "prepare")
-    return prepared is not None and prepared["to_do"] == 0
 
 
 def _refuse_missing_devices(own: Lease, there: Inventory | tuple[int, ...]) -> None:

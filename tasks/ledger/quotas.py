@@ -1,7 +1,8 @@
 """Quotas: what the runs of one tenant may hold at once, and take of a day.
 
 Checked when a lease is taken; a run that has its devices keeps them. A tenant that is over its quota is busy, not
-wrong: its runs wait until others of it have ended, and meanwhile do not stand in anybody's way.
+wrong: its runs wait until others of it have ended, and meanwhile do not stand in anybody's way. Tokens are counted
+while rows are asked, too: a run can spend more of them in an hour than its tenant has for the day.
 """
 
 from tasks.errors import Busy
@@ -45,3 +46,19 @@ def check(connection: Connection, ledger: Ledger, tenant: str, quota: Quota, wan
                 f"{quota.device_hours_per_day:g}: the run waits until some of them are older "
                 f"(QWEN_PIPELINE_QUOTAS)"
             )
+    if quota.tokens_per_day is not None:
+        spent = queries.tokens_of_tenant(connection, tenant=tenant)
+        if spent >= quota.tokens_per_day:
+            raise Busy(
+                f"tenant {tenant} has spent {spent:,} tokens in the last 24 hours, and its quota is "
+                f"{quota.tokens_per_day:,}: the run waits until some of them are older "
+                f"(QWEN_PIPELINE_QUOTAS)"
+            )
+
+
+def tokens_are_spent(ledger: Ledger, tenant: str, quota: Quota | None) -> bool:
+    """Whether the tenant's runs have spent the tokens of the last 24 hours."""
+    if quota is None or quota.tokens_per_day is None:
+        return False
+    with ledger.transaction() as connection:
+        return bool(ledger.queries.tokens_of_tenant(connection, tenant=tenant) >= quota.tokens_per_day)

@@ -1,14 +1,14 @@
 """Runs: a spec, frozen when it first starts, and its verdict at the end."""
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from psycopg.types.json import Jsonb
 
 from tasks.errors import InputError
 from tasks.ledger.connection import Ledger
-from tasks.spec import RunSpec, parse
+from tasks.spec import RunSpec, parse, times
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,17 @@ class Run:
     """What else was open: `commit` of the model, `versions` of the converting libraries."""
     started_at: datetime
     verdict: str | None
+
+    @property
+    def deadline(self) -> datetime:
+        """When its answers are to be there."""
+        return times.moment_of(self.spec.limits.deadline, self.started_at)
+
+    @property
+    def winds_down_at(self) -> datetime:
+        """From then on it starts nothing that would have to finish."""
+        span_s = (self.deadline - self.started_at).total_seconds()
+        return self.deadline - timedelta(seconds=self.spec.limits.wind_down_s(span_s))
 
 
 def register(ledger: Ledger, run_id: str, spec: RunSpec, pins: dict[str, Any]) -> Run:

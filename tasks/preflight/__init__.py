@@ -72,10 +72,10 @@ def _refuse(checks: Sequence[Check]) -> None:
     problems = [check for check in checks if not check.ok]
     if not problems:
         return
-    number = "one problem" if len(problems) == 1 else f"{len(problems)} problems"
-    message = "\n".join(
-        [f"{number} found before anything was started:", *(f"  {each.problem()}" for each in problems)]
-    )
+    # Two checks may stumble over one thing.
+    said = list(dict.fromkeys(each.problem() for each in problems))
+    number = "one problem" if len(said) == 1 else f"{len(said)} problems"
+    message = "\n".join([f"{number} found before anything was started:", *(f"  {each}" for each in said)])
     errors = {check.error for check in problems if check.error is not None}
     # Whoever must change the spec anyhow is told first; otherwise a mixture needs an operator.
     raise (InputError if InputError in errors else errors.pop() if len(errors) == 1 else StageFailed)(message)

@@ -13,11 +13,20 @@ from tasks.spec import Batch, RunSpec
 
 def spec_checks(spec: RunSpec, settings: Settings) -> list[Check]:
     """All of them. A path with an open `{{ date }}` is left out; it is checked once the run has started."""
-    batch = spec.batch
     texts = {"convert.calibration": spec.convert.calibration, "convert.gate.texts": spec.convert.gate.texts}
-    checks = [
+    checks = [look("serving.extra_args", "flags of the installed vLLM", lambda: _flags(spec, settings))]
+    if not spec.batch.is_none:
+        checks += _batch_checks(spec)
+    for field, path in texts.items():
+        if path is not None:
+            checks += _of_path(field, path, "a file of texts", partial(_texts, field, path))
+    return checks
+
+
+def _batch_checks(spec: RunSpec) -> list[Check]:
+    batch = spec.batch
+    return [
         look("batch.sampling.max_tokens", "less than serving.max_model_len", lambda: _answers_fit(spec)),
-        look("serving.extra_args", "flags of the installed vLLM", lambda: _flags(spec, settings)),
         *_of_path(
             "batch.input", batch.input, "files with the columns that the spec names", lambda: _input(batch)
         ),
@@ -25,10 +34,6 @@ def spec_checks(spec: RunSpec, settings: Settings) -> list[Check]:
             "batch.output", batch.output, "a folder that can be written", lambda: _writable(batch.output)
         ),
     ]
-    for field, path in texts.items():
-        if path is not None:
-            checks += _of_path(field, path, "a file of texts", partial(_texts, field, path))
-    return checks
 
 
 def _of_path(field: str, path: str, needed: str, at: Callable[[], str]) -> list[Check]:

@@ -1,8 +1,9 @@
-"""What the stages before `start` hand on: whether rows are left, the release, the slots and their lease."""
+"""What the stages before `start` hand on: whether workers are needed, the release, the slots and their lease."""
 
 from pathlib import Path
 from typing import Any
 
+from tasks import contract
 from tasks.contract import Context
 from tasks.errors import InputError, StageFailed
 from tasks.ledger import leases
@@ -12,13 +13,15 @@ from tasks.serving.launch import Slot
 from tasks.serving.pools import Wanted
 
 
-def rows_to_do(context: Context) -> int:
-    """How many rows wait for an answer.
+def why_no_pool(context: Context) -> str | None:
+    """Why no worker is needed; None when some are.
 
     Raises:
-        InputError: they have not been counted.
+        InputError: the rows of the run's batch have not been counted.
     """
-    return int(_facts(context, "prepare")["to_do"])
+    if not context.run.spec.batch.is_none:
+        _facts(context, "prepare")
+    return contract.why_no_pool(context)
 
 
 def wanted(context: Context) -> Wanted:

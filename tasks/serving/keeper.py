@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tasks import pool_key
+from tasks import pool_key, tuning
 from tasks import settings as deployment
 from tasks.errors import InputError, StageError
 from tasks.ledger import Claim, Ledger, Run
@@ -29,12 +29,23 @@ from tasks.ledger import load as load_run
 from tasks.ledger.claims import facts_of
 from tasks.node import lock
 from tasks.node.processes import this_process
-from tasks.serving import compile_cache, log_files, pools, ports, prewarm, probes, registry, scratch
+from tasks.serving import (
+    compile_cache,
+    device_memory,
+    log_files,
+    pools,
+    ports,
+    prewarm,
+    probes,
+    registry,
+    scratch,
+)
 from tasks.serving.line import Line, now_s
 from tasks.serving.pools import Pool
 from tasks.serving.server import Job
 from tasks.serving.worker import Worker
 from tasks.settings import Settings
+from tasks.spec import Serving
 
 log = logging.getLogger("tasks.serving.keeper")
 
@@ -260,16 +271,17 @@ def _keep(pool_id: str, epoch: int, settings: Settings) -> int:
         claim = Claim(ledger, pool.run_id, "keeper", epoch)
         claim.hand_over(this_process())
         prepared = facts_of(ledger, pool.run_id, "prepare") or {}
+        serving = _settled(run.spec.serving, pool, settings)
         ledger.close()  # from here on only the line speaks to it
         job = Job(
             pool_id,
             pool.run_id,
             pool.wanted.release_id,
             pool.wanted.release_path,
-            run.spec.serving,
+            serving,
             pool_key.derive(settings.secret(), pool_id),
             settings,
-            prewarm.shapes_of(run.spec, prepared),
+            prewarm.shapes_of(run.spec.model_copy(update={"serving": serving}), prepared),
         )
         lock_file = settings.locks / f"{pool.run_id}-keeper.lock"
         with lock.held(lock_file, f"keeper of pool {pool_id}", settings.lock_wait_s):
@@ -278,9 +290,22 @@ def _keep(pool_id: str, epoch: int, settings: Settings) -> int:
     return 0
 
 
+def _settled(serving: Serving, pool: Pool, settings: Settings) -> Serving:
+    """What the spec leaves open, from the table of what was measured on one whole GPU."""
+    slots = pool.wanted.slots
+    whole = all(slot.kind == "gpus" and len(slot.uuids) == 1 for slot in slots)
+    kinds = {device_memory.kind(slot, settings) for slot in slots} if whole else set()
+    gpu = kinds.pop() if len(kinds) == 1 else ""
+    line = tuning.find(gpu, tuning.config_of(pool.wanted.release_path))
+    found = tuning.settled(serving, line)
+    if line is not None and found != serving:
+        log.info("serving.max_num_seqs is %d: %s", found.sequences, line.why)
+    return found
+
+
 def useful_s(run: Run, settings: Settings) -> float:
     """Until the run's deadline and its last requests; long enough for a start in any case."""
-    left_s = run.spec.limits.deadline_s - (datetime.now(UTC) - run.started_at).total_seconds()
+    left_s = (run.deadline - datetime.now(UTC)).total_seconds()
     return max(left_s, settings.start_timeout_s) + settings.request_timeout_s + _LONGER_S
 
 

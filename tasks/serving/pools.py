@@ -99,6 +99,13 @@ def open_pool(ledger: Ledger, run_id: str) -> Pool | None:
     return _pool(row) if row else None
 
 
+def why_ended(ledger: Ledger, run_id: str) -> str | None:
+    """Why the run's newest pool ended; None where it has not, or there was none."""
+    with ledger.transaction() as connection:
+        reason = ledger.queries.why_newest_pool_ended(connection, run_id=run_id)
+    return None if reason is None else str(reason)
+
+
 def open_pools(ledger: Ledger, node: str) -> list[Pool]:
     """Every run's open pool on the node."""
     with ledger.transaction() as connection:

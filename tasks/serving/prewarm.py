@@ -75,7 +75,7 @@ def shapes_of(spec: RunSpec, prepared: Mapping[str, Any]) -> Shapes:
     usual, longest = (max(2, min(tokens, room)) for tokens in (usual, longest))
     budget = _PREFILL_STEPS * serving.max_num_batched_tokens - longest
     return Shapes(
-        usual, longest, answer, serving.max_num_seqs, max(1, budget // usual), spec.batch.answer_schema
+        usual, longest, answer, serving.sequences, max(1, budget // usual), spec.batch.answer_schema
     )
 
 

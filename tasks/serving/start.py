@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +71,8 @@ def plan(context: Context) -> Plan:
         InputError: a flag in serving.extra_args does not exist, or a stage before this one has not been run.
         StageFailed: the devices were given back since they were provisioned.
     """
-    if given.rows_to_do(context) == 0:
-        return Plan("no row is left to do, so no model is loaded", satisfied=True)
+    if (idle := given.why_no_pool(context)) is not None:
+        return Plan(f"{idle}, so no model is loaded", satisfied=True)
     flags.check(context.run.spec.serving.extra_args, context.settings.serving_flags)
     wanted = given.wanted(context)
     if (over := given.why_lease_is_over(wanted, context)) is not None:
@@ -112,7 +113,7 @@ def verify(context: Context) -> Outcome:
         StageFailed: one does not.
         Unavailable: the pool has just ended.
     """
-    if given.rows_to_do(context) == 0:
+    if given.why_no_pool(context) is not None:
         return Outcome("no pool is needed", _NO_POOL)
     there = pools.open_pool(context.claim.ledger, context.run.run_id)
     if there is None or there.registry is None:
@@ -171,7 +172,7 @@ def _launch(wanted: Wanted, context: Context) -> Pool:
             processes.environment(f"{run_id}/keeper", secrets),
             keeper_log,
             settings,
-            context.run.spec.limits.deadline_s + settings.start_timeout_s + _LONGER_S,
+            _until_deadline_s(context) + settings.start_timeout_s + _LONGER_S,
         )
     except OSError as error:
         raise StageFailed(f"the keeper of the workers cannot be started: {error}") from None
@@ -185,6 +186,10 @@ def _launch(wanted: Wanted, context: Context) -> Pool:
         if time.monotonic() > deadline:
             raise Unavailable(f"the keeper did not come up in {_KEEPER_UP_S:.0f} s{_last_words(context)}")
         time.sleep(_POLL_S)
+
+
+def _until_deadline_s(context: Context) -> float:
+    return max(0.0, (context.run.deadline - datetime.now(UTC)).total_seconds())
 
 
 def _await_workers(pool: Pool, context: Context) -> None:

@@ -16,7 +16,7 @@ from psycopg.types.json import Jsonb
 from tasks.errors import Remedy, StageError
 from tasks.ledger.connection import Connection
 from tasks.node.processes import Process
-from tasks.serving import diagnosis, ports, prewarm, probes, server, watching
+from tasks.serving import diagnosis, ports, prewarm, probes, reading, server, watching
 from tasks.serving.diagnosis import Diagnosis
 from tasks.serving.failing import Failed, unless_it_exits
 from tasks.serving.launch import Slot
@@ -92,7 +92,7 @@ class Worker:
             "worker_id": self.worker_id,
             "url": self.url,
             "state": self.state,
-            "max_num_seqs": self._job.serving.max_num_seqs,
+            "max_num_seqs": self._job.serving.sequences,
             **asdict(self.load),
             "attempt": self.attempt,
             "message": self.message,
@@ -232,15 +232,13 @@ class Worker:
                 max_tokens=_FIRST_CHAT_TOKENS,
                 timeout_s=self._settings.canary_timeout_s,
             )
-            report = await prewarm.warm(
-                self._client,
-                self.url,
-                self._job.release_id,
-                self._job.release_path,
-                self._job.shapes,
-                self._settings,
-                prewarm.most_rounds(self._slot, self._settings),
-            )
+            whose = (self._client, self.url, self._job.release_id, self._job.release_path)
+            read = await reading.prove(*whose, self._settings)
+            rounds = prewarm.most_rounds(self._slot, self._settings)
+            warmed = await prewarm.warm(*whose, self._job.shapes, self._settings, rounds)
+            report = {"reading": read, **warmed}
+        except reading.Misread as error:  # which another start would not change
+            raise Failed(Diagnosis("misread", Remedy.OPERATOR, f"{self.worker_id} {error}")) from None
         except probes.NoAnswer as error:
             raise Failed(started.why(f"does not serve: {error}")) from None
         await asyncio.to_thread(started.note_what_it_holds)

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from tasks.errors import InputError
+from tasks.spec import times
 from tasks.spec.model import RunSpec
 
 _PLACEHOLDER = re.compile(r"\{\{\s*(.*?)\s*\}\}")
@@ -20,6 +21,12 @@ def resolve_dates(spec: RunSpec, at: datetime) -> RunSpec:
         InputError: a placeholder that is not a date.
     """
     return RunSpec.model_validate(_resolve(spec.model_dump(mode="json"), dates_of(at), place=""))
+
+
+def resolve_deadline(spec: RunSpec, now: datetime) -> RunSpec:
+    """`spec` with a deadline on the wall's clock written out as a moment; the next one after `now`."""
+    until = times.resolve(spec.limits.deadline, now)
+    return spec.model_copy(update={"limits": spec.limits.model_copy(update={"deadline": until})})
 
 
 def dates_of(at: datetime) -> dict[str, str]:

@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
+from tasks.spec.times import Duration, Until, seconds_of
+
 Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 Column = Annotated[str, Field(min_length=1, max_length=128)]
-Duration = Annotated[str, Field(pattern=r"^[1-9][0-9]*[smhd]$", examples=["90m", "6h"])]
 
 
 class Part(BaseModel):
@@ -66,6 +67,8 @@ class Convert(Part):
     best like the prompts to come. null: the documentation texts that ship with Python."""
     calibration_tokens: int = Field(default=4096, ge=256, le=1_000_000)
     """How many tokens of those texts awq looks at; its time grows with them."""
+    n_grid: int = Field(default=20, ge=4, le=100)
+    """How many scales awq tries for each group of layers (llm-compressor only): most of its time is spent on them."""
     gate: Gate = Gate()
     """What the release must hold to be published."""
 
@@ -143,13 +146,17 @@ Layout = Annotated[
 ]
 
 
+_SEQUENCES = 256
+
+
 class Serving(Part):
     """How each worker serves the release."""
 
     max_model_len: int = Field(default=4096, ge=16)
     """Longest prompt plus answer, in tokens."""
-    max_num_seqs: int = Field(default=256, ge=1)
-    """Sequences that one worker decodes at once."""
+    max_num_seqs: int | None = Field(default=None, ge=1)
+    """Sequences that one worker decodes at once; null: what was measured to be best for this GPU and model
+    (docs/performance.md), and 256 where nothing was."""
     max_num_batched_tokens: int = Field(default=8192, ge=16)
     """Tokens of one engine step: how much prefill is mixed into decoding."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
@@ -172,6 +179,11 @@ class Serving(Part):
     """The run goes on with this many workers; with fewer, because slots were given up, its pool ends."""
     extra_args: dict[str, str | int | float | bool] = Field(default_factory=dict)
     """Further flags of `vllm serve`, without dashes; checked against what the installed vLLM knows."""
+
+    @property
+    def sequences(self) -> int:
+        """`max_num_seqs`, or the general default where it is open and nobody has looked into `tasks.tuning`."""
+        return self.max_num_seqs or _SEQUENCES
 
 
 class Sampling(Part):
@@ -215,6 +227,10 @@ _ONE_SOURCE_OF_TEXT: dict[str, Any] = {
 """The same rule as the validator's, for those who check against the JSON schema alone."""
 
 
+NO_BATCH = "(none)"
+"""The input of a run that asks nothing: of one that makes a release, or keeps a pool."""
+
+
 class Batch(Part):
     """The rows: where they come from, what is asked, where answers go."""
 
@@ -254,6 +270,11 @@ class Batch(Part):
     """A prompt that does not fit beside its answer. `fail`: a typed error, without asking. `truncate`: the engine
     keeps its last tokens."""
 
+    @property
+    def is_none(self) -> bool:
+        """Whether there are no rows at all: see `NO_BATCH`."""
+        return self.input == NO_BATCH
+
     @model_validator(mode="after")
     def _one_source_of_text(self) -> "Batch":
         if self.format == "openai_batch":
@@ -272,8 +293,15 @@ class Batch(Part):
 class Limits(Part):
     """When a run stops itself, and what it may publish."""
 
-    deadline: Duration = "6h"
-    """From the run's start; what is not started by then stays not started."""
+    deadline: Until = "6h"
+    """When the answers are to be there: a time from the run's start, or the next time that the wall's clock shows
+    (`07:00`, in the DAG's time zone)."""
+    wind_down: Duration | None = None
+    """So long before the deadline no row is started any more: those in flight finish, and what is there is published
+    in time. null: a twentieth of the time to the deadline, at most 5m."""
+    warn: Duration | None = None
+    """So long before the deadline whoever `QWEN_PIPELINE_NOTIFY` names for it is told of a run that has not ended.
+    null: a sixth of the time to the deadline, at most 1h."""
     wait: Duration = "12h"
     """How long the run may wait for what another one holds: devices, or the same batch. It holds nothing then."""
     max_tokens: int | None = Field(default=None, ge=1)
@@ -284,32 +312,52 @@ class Limits(Part):
     """Whether a run that ends early publishes what it has, as a version of its own."""
 
     @property
-    def deadline_s(self) -> int:
-        """`deadline` in seconds."""
-        return _seconds(self.deadline)
-
-    @property
     def wait_s(self) -> int:
         """`wait` in seconds."""
-        return _seconds(self.wait)
+        return seconds_of(self.wait)
+
+    def wind_down_s(self, span_s: float) -> float:
+        """`wind_down` in seconds, for a deadline `span_s` after the run's start."""
+        return _of_span(self.wind_down, span_s, part=20, most_s=300.0)
+
+    def warn_s(self, span_s: float) -> float:
+        """`warn` in seconds, for a deadline `span_s` after the run's start."""
+        return _of_span(self.warn, span_s, part=6, most_s=3600.0)
 
 
-def _seconds(duration: str) -> int:
-    return int(duration[:-1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[duration[-1]]
+def _of_span(duration: str | None, span_s: float, *, part: int, most_s: float) -> float:
+    if duration is not None:
+        return float(seconds_of(duration))
+    return max(0.0, min(span_s / part, most_s))
+
+
+def section(title: str) -> dict[str, Any]:
+    """Where a field stands in Airflow's form."""
+    return {"section": title}
+
+
+WHO, WEIGHTS, WORKERS, ROWS, LIMITS = (
+    "Who asks",
+    "Weights",
+    "Node and workers",
+    "Rows: input, question, output",
+    "Limits and deadline",
+)
+"""The sections of the form, in their order."""
 
 
 class RunSpec(Part):
     """Everything a run needs."""
 
-    version: Literal[1] = 1
+    version: Literal[1] = Field(default=1, json_schema_extra=section(WHO))
     """Of this document's schema."""
-    tenant: Name = "default"
+    tenant: Name = Field(default="default", json_schema_extra=section(WHO))
     """Who pays; quotas and accounts are per tenant."""
-    model: Model
-    convert: Convert = Convert()
-    node: Name = "local"
+    model: Model = Field(json_schema_extra=section(WEIGHTS))
+    convert: Convert = Field(default=Convert(), json_schema_extra=section(WEIGHTS))
+    node: Name = Field(default="local", json_schema_extra=section(WORKERS))
     """The host whose GPUs are used; one Airflow queue has the same name."""
-    layout: Layout
-    serving: Serving = Serving()
-    batch: Batch
-    limits: Limits = Limits()
+    layout: Layout = Field(json_schema_extra=section(WORKERS))
+    serving: Serving = Field(default=Serving(), json_schema_extra=section(WORKERS))
+    batch: Batch = Field(json_schema_extra=section(ROWS))
+    limits: Limits = Field(default=Limits(), json_schema_extra=section(LIMITS))

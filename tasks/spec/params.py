@@ -1,6 +1,7 @@
 """The run spec as JSON schema: one schema for the whole document, and one for each field of Airflow's form.
 
-Airflow checks every Param against its own schema, so references are written out in place.
+Airflow checks every Param against its own schema, so references are written out in place. What only the form
+reads (`section`, `title`, `description_md`) stands beside it: a validator passes over words it does not know.
 """
 
 from functools import cache
@@ -9,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from tasks.spec.model import RunSpec
+from tasks.spec.tables import help_text
 
 _ONLY_AN_EXAMPLE: dict[str, Any] = {
     "model": {"repo": "Qwen/Qwen3.5-9B", "revision": "main"},
@@ -35,14 +37,18 @@ def json_schema(spec: type[BaseModel] = RunSpec) -> dict[str, Any]:
 
 def fields(spec: type[BaseModel] = RunSpec) -> dict[str, tuple[Any, dict[str, Any]]]:
     """For each top-level field: its first value in the form, and its JSON schema."""
-    result = {}
-    for name, schema in json_schema(spec)["properties"].items():
-        default = _ONLY_AN_EXAMPLE.get(name, schema.get("default"))
-        result[name] = (
-            default,
-            {key: value for key, value in schema.items() if key != "default"},
-        )
-    return result
+    return {
+        name: (_ONLY_AN_EXAMPLE.get(name, schema.get("default")), _for_the_form(name, schema))
+        for name, schema in json_schema(spec)["properties"].items()
+    }
+
+
+def _for_the_form(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    kept = {key: value for key, value in schema.items() if key not in ("default", "description")}
+    if "oneOf" in kept:
+        # Every kind is an object; said once more for the form, which chooses its editor by the type.
+        kept["type"] = "object"
+    return {**kept, "title": name, "description_md": help_text(schema)}
 
 
 def _write_out(node: Any, definitions: dict[str, Any]) -> Any:

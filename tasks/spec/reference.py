@@ -1,10 +1,10 @@
 """docs/run-spec.md, written from the model: `python -m tasks.spec.reference > docs/run-spec.md`."""
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
 from tasks.spec.params import json_schema
+from tasks.spec.tables import alternatives, default_of, meaning, type_of
 
 _INTRODUCTION = """\
 # The run spec
@@ -50,8 +50,8 @@ def render() -> str:
 
 
 def _part(name: str, schema: dict[str, Any]) -> Iterator[str]:
-    several = len(_alternatives(schema)) > 1
-    for alternative in _alternatives(schema):
+    several = len(alternatives(schema)) > 1
+    for alternative in alternatives(schema):
         properties = alternative["properties"]
         title = f"{name} ({next(iter(properties))})" if several else name
         text, required = alternative.get("description", ""), alternative.get("required", ())
@@ -63,35 +63,13 @@ def _part(name: str, schema: dict[str, Any]) -> Iterator[str]:
 def _table(title: str, text: str, properties: dict[str, Any], required: Any = ()) -> Iterator[str]:
     yield from (f"## {title}", "", text, "", "| field | type | default | meaning |", "|---|---|---|---|")
     for name, schema in properties.items():
-        default = "required" if name in required else f"`{json.dumps(schema.get('default', {}))}`"
-        meaning = " ".join(schema.get("description", "").split())
-        yield f"| `{name}` | {_type(schema)} | {default} | {meaning} |"
+        default = default_of(name, schema, required)
+        yield f"| `{name}` | {type_of(schema)} | {default} | {meaning(schema)} |"
     yield ""
 
 
-def _alternatives(schema: dict[str, Any]) -> list[dict[str, Any]]:
-    """The objects that may stand here: the part itself, or each kind of it."""
-    return (
-        [schema]
-        if "properties" in schema
-        else [one for one in schema.get("oneOf", ()) if "properties" in one]
-    )
-
-
 def _leaves(properties: dict[str, Any]) -> dict[str, Any]:
-    return {name: schema for name, schema in properties.items() if not _alternatives(schema)}
-
-
-def _type(schema: dict[str, Any]) -> str:
-    if "const" in schema:
-        return f"`{json.dumps(schema['const'])}`"
-    if "enum" in schema:
-        return " ".join(f"`{json.dumps(value)}`" for value in schema["enum"])
-    if "anyOf" in schema:
-        return " or ".join(_type(one) for one in schema["anyOf"])
-    limits = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-    bounds = " ".join(f"{sign} {schema[key]}" for key, sign in limits.items() if key in schema)
-    return f"{schema.get('type', 'any')} {bounds}".strip()
+    return {name: schema for name, schema in properties.items() if not alternatives(schema)}
 
 
 if __name__ == "__main__":

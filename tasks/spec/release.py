@@ -3,12 +3,14 @@
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from tasks.spec.document import parse
-from tasks.spec.model import Convert, Model, Name, Part, RunSpec
+from pydantic import Field
 
-_NO_BATCH: Mapping[str, Any] = {
+from tasks.spec.document import parse
+from tasks.spec.model import NO_BATCH, WEIGHTS, WHO, WORKERS, Convert, Model, Name, Part, RunSpec, section
+
+_WITHOUT: Mapping[str, Any] = {
     "layout": {"cpu": 1},
-    "batch": {"input": "(none)", "output": "(none)", "prompt": "(none)"},
+    "batch": {"input": NO_BATCH, "output": NO_BATCH, "prompt": NO_BATCH},
 }
 """The ledger knows runs of one kind; the stages of such a run look at none of this."""
 
@@ -16,13 +18,13 @@ _NO_BATCH: Mapping[str, Any] = {
 class ReleaseSpec(Part):
     """Everything that making a release needs."""
 
-    version: Literal[1] = 1
+    version: Literal[1] = Field(default=1, json_schema_extra=section(WHO))
     """Of this document's schema."""
-    tenant: Name = "default"
+    tenant: Name = Field(default="default", json_schema_extra=section(WHO))
     """Who pays."""
-    model: Model
-    convert: Convert = Convert()
-    node: Name = "local"
+    model: Model = Field(json_schema_extra=section(WEIGHTS))
+    convert: Convert = Field(default=Convert(), json_schema_extra=section(WEIGHTS))
+    node: Name = Field(default="local", json_schema_extra=section(WORKERS))
     """The host in whose store the release is made; one Airflow queue has the same name."""
 
 
@@ -32,5 +34,5 @@ def parse_release(document: Mapping[str, Any], source: str = "the spec") -> RunS
     Raises:
         InputError: a field is unknown, missing or out of range; all of them are named at once.
     """
-    given = {name: value for name, value in document.items() if name not in _NO_BATCH}
-    return parse({**given, **_NO_BATCH}, source)
+    given = {name: value for name, value in document.items() if name not in _WITHOUT}
+    return parse({**given, **_WITHOUT}, source)

@@ -65,6 +65,9 @@ class Batch:
 class World:
     """See the module."""
 
+    dags: tuple[str, ...] = (DAG, TIMED_DAG)
+    """Those that are switched on."""
+
     def __init__(self, home: Path) -> None:
         self.home = home.absolute()
         self.disk = self.home / "disk"
@@ -146,10 +149,10 @@ class World:
             write_private(self.home / "secret", token_hex(32))
         migrate(self.cluster.url("ledger"), REPOSITORY / "sql" / "migrations")
         self._make_hub()
-        self._make_dags()
+        self.make_dags()
         self.airflow.start()
         with self.airflow.api() as api:
-            for dag in (DAG, TIMED_DAG):
+            for dag in self.dags:
                 api.wait_for_dag(dag, parsed_after=self.airflow.started_at)
                 api.unpause(dag)
 
@@ -163,11 +166,11 @@ class World:
         """A REST client; use it in a `with`."""
         return self.airflow.api()
 
-    def new_batch(self, name: str) -> Batch:
+    def new_batch(self, name: str, rows: int = ROWS) -> Batch:
         """Prompts that no other cell has."""
         folder = self.disk / "batches" / name
         shutil.rmtree(folder, ignore_errors=True)
-        ids = [f"{name}-{number}-{token_hex(3)}" for number in range(ROWS)]
+        ids = [f"{name}-{number}-{token_hex(3)}" for number in range(rows)]
         return Batch(name, write_input(folder / "in" / "prompts.parquet", ids), folder / "out")
 
     def forget_weights(self) -> None:
@@ -276,7 +279,10 @@ class World:
         if not (root / REPO).exists():
             draft = self.home / "hub-draft"
             shutil.rmtree(draft, ignore_errors=True)
-            write_checkpoint(draft)
+            # As much of a shape as it takes to know what memory a worker wants.
+            write_checkpoint(
+                draft, num_attention_heads=4, hidden_size=64, num_hidden_layers=2, vocab_size=1000
+            )
             tokenizer_folder(draft)
             (root / REPO).parent.mkdir(parents=True, exist_ok=True)
             draft.rename(root / REPO)
@@ -298,7 +304,8 @@ class World:
             assert time.monotonic() < deadline, (self.home / "hub.log").read_text()
             time.sleep(0.05)
 
-    def _make_dags(self) -> None:
+    def make_dags(self) -> None:
+        """What Airflow reads."""
         dags = self.home / "dags"
         dags.mkdir(exist_ok=True)
         shutil.copy(REPOSITORY / "dags" / "qwen_batch.py", dags / "qwen_batch.py")

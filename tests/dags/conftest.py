@@ -19,6 +19,7 @@ spec:
   model: {{repo: owner/name}}
   layout: {{cpu: 1}}
   batch: {{input: "/prompts/{{{{ ds }}}}/", output: /answers, prompt: prompt}}
+  limits: {{deadline: "07:00"}}
 """
 
 
@@ -37,6 +38,7 @@ def read_by_airflow(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         **os.environ,
         "AIRFLOW_HOME": str(folder),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__CORE__PLUGINS_FOLDER": str(REPOSITORY / "plugins"),
         "AIRFLOW__LOGGING__LOGGING_LEVEL": "ERROR",
         "QWEN_PIPELINE_NIGHTLY": str(folder / "nightly"),
         "QWEN_PIPELINE_NODES": '["dgx-07", "dgx-08"]',

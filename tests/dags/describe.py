@@ -2,6 +2,7 @@
 
 import json
 import sys
+from datetime import UTC, datetime
 from functools import cache
 from importlib import import_module
 from types import SimpleNamespace
@@ -11,6 +12,8 @@ sys.path[:0] = sys.argv[1:3]
 # Named here alone: the tests' own processes import no Airflow.
 BundleDagBag = import_module("airflow.dag_processing.dagbag").BundleDagBag
 
+decode_deadline_alert = import_module("airflow.serialization.decoders").decode_deadline_alert
+encode_deadline_alert = import_module("airflow.serialization.encoders").encode_deadline_alert
 DagSerialization = import_module("airflow.serialization.serialized_objects").DagSerialization
 RUN_ID = "manual__2026-01-02T00:00:00+00:00"
 
@@ -19,6 +22,14 @@ RUN_ID = "manual__2026-01-02T00:00:00+00:00"
 def read_back(dag):
     """As the UI has it, from the database."""
     return DagSerialization.from_dict(DagSerialization.to_dict(dag))
+
+
+def warns_at(dag, conf):
+    """When a run that starts at midnight is warned of, by the alert as Airflow's database keeps it."""
+    for alert in dag.deadline or []:
+        kept = decode_deadline_alert(json.loads(json.dumps(encode_deadline_alert(alert)))).reference
+        return kept.inner_ref.moment(conf, datetime(2026, 1, 2, tzinfo=UTC)).isoformat()
+    return None
 
 
 bag = BundleDagBag(dag_folder=sys.argv[2], bundle_path=sys.argv[2], bundle_name="dags")
@@ -30,6 +41,11 @@ print(
             "dags": {
                 dag.dag_id: {
                     "params": {name: dag.params[name] for name in dag.params},
+                    "schemas": {name: dag.params.get_param(name).schema for name in dag.params},
+                    "warns_at": {
+                        "default": warns_at(dag, {}),
+                        "conf": warns_at(dag, {"limits": {"deadline": "6h", "warn": "3h"}}),
+                    },
                     "cron": getattr(dag.timetable, "expression", None),
                     "timezone": str(dag.timezone),
                     "catchup": dag.catchup,
@@ -46,6 +62,7 @@ print(
                             "fails_run": task.on_failure_fail_dagrun,
                             "kind": type(task).__mro__[1].__name__,
                             "queue": task.queue,
+                            "outlets": [asset.name for asset in task.outlets],
                             "links": [
                                 one.name for one in read_back(dag).get_task(task.task_id).operator_extra_links
                             ],

@@ -51,8 +51,27 @@ def test_the_batch_is_submitted_by_the_providers_operator(described):
     assert described["tasks"]["run"]["kind"] == "SparkSubmitOperator"
 
 
-def test_tasks_that_start_or_use_workers_link_to_their_logs(described):
+def test_tasks_link_to_what_a_person_wants_to_see_of_them(described):
     links = {name: task["links"] for name, task in described["tasks"].items() if task["links"]}
-    assert links == {name: ["Workers and their logs"] for name in ("start", "run", "stop")}
-    leads_to = described["tasks"]["run"]["leads_to"]
-    assert leads_to == ["/qwen-pipeline-workers/manual__2026-01-02T00%3A00%3A00%2B00%3A00"]
+    assert links == {
+        "freeze": ["Report"],
+        "start": ["Workers and their logs"],
+        "run": ["Workers and their logs", "Spark UI"],
+        "stop": ["Workers and their logs"],
+        "publish": ["Output", "Report"],
+        "judge": ["Report"],
+    }
+    workers, spark = described["tasks"]["run"]["leads_to"]
+    assert workers == "/qwen-pipeline-workers/manual__2026-01-02T00%3A00%3A00%2B00%3A00"
+    assert spark == "", "Spark has no page of its own unless the deployment says so"
+    output = described["tasks"]["publish"]["leads_to"][0]
+    assert output == "/qwen-pipeline-runs/manual__2026-01-02T00%3A00%3A00%2B00%3A00/output"
+
+
+def test_airflow_has_the_schema_of_the_spec_for_every_field_of_the_form(described):
+    assert described["schemas"] == {name: schema for name, (_, schema) in fields().items()}
+
+
+def test_whoever_wants_to_know_is_warned_before_the_deadline(described):
+    assert described["warns_at"]["default"] == "2026-01-02T05:00:00+00:00"  # an hour before the 6 of the spec
+    assert described["warns_at"]["conf"] == "2026-01-02T03:00:00+00:00"

@@ -43,3 +43,7 @@ def test_the_reaper_runs_on_every_node_and_is_not_paused(read_by_airflow):
     reaper = read_by_airflow["dags"]["gpu_reaper"]
     assert {task["queue"] for task in reaper["tasks"].values()} == {"dgx-07", "dgx-08"}
     assert reaper["paused"] is False
+
+
+def test_its_deadline_is_on_the_wall_where_its_schedule_is(prod):
+    assert prod["warns_at"]["default"] == "2026-01-02T05:00:00+00:00"  # an hour before 7 in Berlin

@@ -105,3 +105,36 @@ def test_a_tenant_that_is_not_named_has_the_quota_of_all_others(tmp_path):
     assert settings.quota_of("prod") == Quota(devices=8)
     assert settings.quota_of("dev") == Quota(devices=1)
     assert Settings(home=tmp_path).quota_of("prod") is None
+
+
+def a_segment(database_url, claim, path, tokens, began, ended):
+    """Rows that cost `tokens`, registered between two moments ago."""
+    with psycopg.connect(database_url) as owner:
+        for table in ("batch", "segment"):
+            owner.execute(f"alter table ledger.{table} disable trigger user")
+        owner.execute("insert into ledger.batch values ('b', '{}', 9) on conflict do nothing")
+        owner.execute(
+            "insert into ledger.segment (batch_id, path, run_id, epoch, start_byte, stop_byte, rows, tokens, "
+            "first_registered_at, last_registered_at) values ('b', %s, %s, %s, 0, 1, 1, %s, "
+            "clock_timestamp() - %s::interval, clock_timestamp() - %s::interval)",
+            [path, claim.run_id, claim.epoch, tokens, began, ended],
+        )
+        for table in ("batch", "segment"):
+            owner.execute(f"alter table ledger.{table} enable trigger user")
+
+
+def test_tokens_are_those_of_the_last_24_hours_over_all_runs_of_the_tenant(claim_of, ledger, database_url):
+    spent = Quota(tokens_per_day=1000)
+    first, second = claim_of("a"), claim_of("b")
+    a_segment(database_url, first, "1", 400, "3 hours", "2 hours")
+    a_segment(database_url, first, "old", 5000, "60 hours", "30 hours")
+    a_segment(database_url, second, "2", 500, "0", "0")
+    a_segment(database_url, claim_of("other", "dev"), "3", 900, "1 hour", "1 hour")
+    assert not quotas.tokens_are_spent(ledger, "prod", spent)
+    assert lease(claim_of("c"), "dgx-1", ["0"], spent)
+    # Half of its time is older than a day, and so is half of what it cost.
+    a_segment(database_url, second, "half", 400, "36 hours", "12 hours")
+    assert quotas.tokens_are_spent(ledger, "prod", spent)
+    with pytest.raises(Busy, match=r"has spent 1,100 tokens in the last 24 hours, and its quota is 1,000"):
+        lease(claim_of("d"), "dgx-1", ["1"], spent)
+    assert not quotas.tokens_are_spent(ledger, "prod", Quota(devices=1))

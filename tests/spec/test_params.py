@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from tasks.errors import InputError
-from tasks.spec import parse
+from tasks.spec import RunSpec, parse
 from tasks.spec.params import fields, json_schema
+from tasks.spec.pool import PoolSpec
 from tasks.spec.reference import render
+from tasks.spec.release import ReleaseSpec
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -95,3 +97,27 @@ def test_the_example_on_the_reference_page_is_a_spec():
 @pytest.mark.parametrize("name", list(fields()))
 def test_no_param_refers_to_a_definition_that_airflow_cannot_see(name):
     assert "$ref" not in str(fields()[name][1])
+
+
+def test_the_form_differs_from_the_schema_in_words_for_people_alone():
+    of_the_form = {"title", "section", "description", "description_md", "default"}
+    for name, schema in json_schema()["properties"].items():
+        shown = {key: value for key, value in fields()[name][1].items() if key not in of_the_form}
+        assert shown.pop("type", None) == schema.get("type", "object"), name
+        assert shown == {key: value for key, value in schema.items() if key not in {*of_the_form, "type"}}, (
+            name
+        )
+
+
+@pytest.mark.parametrize("spec", [RunSpec, ReleaseSpec, PoolSpec])
+def test_every_field_of_a_form_has_its_section_and_a_help_that_names_each_part(spec):
+    for name, (_, schema) in fields(spec).items():
+        assert schema["section"], name
+        assert schema["description_md"], name
+        for part in schema.get("properties", {}):
+            assert f"**{part}" in schema["description_md"], f"{name}.{part}"
+
+
+def test_fields_of_a_section_stand_together():
+    sections = [schema["section"] for _, schema in fields().values()]
+    assert sections == sorted(sections, key=sections.index)
