@@ -17,8 +17,8 @@ lint: setup            ## style, types, direction of dependencies, SQL
 	.venv/bin/lint-imports --no-cache
 	.venv/bin/sqlfluff lint --disable-progress-bar sql
 
-test: setup            ## make test ARGS="tests/ledger -k claim" runs some
-	.venv/bin/pytest $(ARGS)
+test: setup            ## make test ARGS="tests/ledger -k claim" runs some; JOBS=1 one file after the other
+	.venv/bin/pytest -n $(or $(JOBS),3) --dist loadfile $(ARGS)
 
 bench: setup
 	.venv/bin/python -m benchmarks

@@ -105,10 +105,18 @@ def job(url: str, folder: Path) -> Job:
 
 
 @contextmanager
-def engine(latency_s: float) -> Iterator[str]:
+def engine(latency_s: float, token_s: float = 0.0) -> Iterator[str]:
     """A `fixed_engine` in a process of its own; its address."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.fixed_engine", "--latency-s", str(latency_s)],
+        [
+            sys.executable,
+            "-m",
+            "benchmarks.fixed_engine",
+            "--latency-s",
+            str(latency_s),
+            "--token-s",
+            str(token_s),
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -2,7 +2,8 @@
 
     python -m benchmarks.fixed_engine --capacity 64 --latency-s 0.05
 
-Answers `capacity` chats at once, each after `latency_s`, and lets the others wait. It is lean (asyncio's protocols,
+Answers `capacity` chats at once, each after `latency_s` and `token_s` for each token that it may have, and lets the
+others wait. It is lean (asyncio's protocols,
 no HTTP library), so that a client's cost is seen and not the engine's. It counts what it is asked and when it
 answered: the figures of a benchmark are its own, not the pipeline's. Prints its port, and ends with its input.
 """
@@ -11,9 +12,12 @@ import argparse
 import asyncio
 import json
 import os
+import re
 import sys
 import time
 from collections import deque
+
+_MAX_TOKENS = re.compile(rb'"max_tokens": ?(\d+)')
 
 _ANSWER = json.dumps(
     {
@@ -44,11 +48,12 @@ def _response(body: bytes) -> bytes:
 class FixedEngine:
     """What all connections share."""
 
-    def __init__(self, capacity: int, latency_s: float) -> None:
+    def __init__(self, capacity: int, latency_s: float, token_s: float) -> None:
         self.capacity = capacity
         self.latency_s = latency_s
+        self.token_s = token_s
         self.running = 0
-        self.waiting: deque[_Connection] = deque()
+        self.waiting: deque[tuple[_Connection, float]] = deque()
         self.answer = _response(_ANSWER)
         self.port = 0
         self.reset(0)
@@ -60,7 +65,9 @@ class FixedEngine:
         self.twice = 0
         self.answered = 0
         self.times: list[float] = []
-        self.full_s = 0.0
+        self.full_until = 0.0
+        """When all places were taken for the last time."""
+        self.worked_s = 0.0
         self.cpu_s = time.process_time()
 
     def ask(self, connection: "_Connection", body: bytes) -> None:
@@ -68,23 +75,31 @@ class FixedEngine:
         before = len(self.asked)
         self.asked.add(hash(body))
         self.twice += len(self.asked) == before
-        if not self.latency_s:
+        takes_s = self.latency_s + self._tokens_s(body)
+        if not takes_s:
             self.finish(connection)
         elif self.running < self.capacity:
-            self.start(connection)
+            self.start(connection, takes_s)
         else:
-            self.waiting.append(connection)
+            self.waiting.append((connection, takes_s))
 
-    def start(self, connection: "_Connection") -> None:
+    def _tokens_s(self, body: bytes) -> float:
+        found = _MAX_TOKENS.search(body) if self.token_s else None
+        return self.token_s * int(found.group(1)) if found else 0.0
+
+    def start(self, connection: "_Connection", takes_s: float) -> None:
         """It has a place."""
         self.running += 1
-        asyncio.get_running_loop().call_later(self.latency_s, self.end, connection)
+        self.worked_s += takes_s
+        asyncio.get_running_loop().call_later(takes_s, self.end, connection)
 
     def end(self, connection: "_Connection") -> None:
         """Its time is over; the next one takes its place."""
+        if self.running == self.capacity:
+            self.full_until = time.monotonic()
         self.running -= 1
         if self.waiting:
-            self.start(self.waiting.popleft())
+            self.start(*self.waiting.popleft())
         self.finish(connection)
 
     def finish(self, connection: "_Connection") -> None:
@@ -116,6 +131,8 @@ class FixedEngine:
             "asked_twice": self.twice,
             "rows_per_s": round(len(times) / (times[-1] - times[0]), 1),
             "steady_rows_per_s": round(0.8 * len(times) / (last - first), 1),
+            "tail_s": round(times[-1] - self.full_until, 2) if self.full_until else None,
+            "places_used": round(self.worked_s / self.capacity / (times[-1] - times[0]), 4),
             "engine_cpu_ms_per_row": round(1000 * (time.process_time() - self.cpu_s) / len(times), 4),
         }
         return json.dumps(document).encode()
@@ -172,5 +189,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--capacity", type=int, default=64)
     parser.add_argument("--latency-s", type=float, default=0.0)
+    parser.add_argument("--token-s", type=float, default=0.0)
     options = parser.parse_args()
-    asyncio.run(_serve(FixedEngine(options.capacity, options.latency_s)))
+    asyncio.run(_serve(FixedEngine(options.capacity, options.latency_s, options.token_s)))

@@ -1,18 +1,19 @@
 """Hashing and fp8 streaming against `cat`, and converting against llm-compressor's own examples.
 
-    .venv/bin/python -m benchmarks.weights [MODEL_FOLDER]
+    .venv/bin/python -m benchmarks.weights [MODEL_FOLDER] [--rounds N] [--tokens N] [--n-grid N]
 
 Within one run: the same files are read by `cat`, hashed as a download is, and streamed to fp8, in turn. With a
 model's folder (demo/models makes some) it is then converted to fp8 and to awq by this project and by what
-llm-compressor's examples do, each in a fresh process: seconds (importing included) and peak resident memory.
+llm-compressor's examples do, each in a fresh process: seconds (importing included), processor seconds (which a busy
+machine blurs less) and peak resident memory. Both awqs look at the same tokens and try as many scales.
 """
 
+import argparse
 import json
 import os
 import re
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -23,7 +24,7 @@ from tasks.weights import store
 
 _FILES, _ROWS, _COLUMNS = 3, 16_384, 4096
 _FILE_BYTES = 2 * _ROWS * _COLUMNS
-_GROUP_SIZE, _TOKENS, _SAMPLE_TOKENS = 64, 4096, 128
+_GROUP_SIZE, _SAMPLE_TOKENS = 64, 128
 
 _STREAM = f"""
 import json, sys, time
@@ -44,11 +45,11 @@ _OURS = f"""
 import sys
 from pathlib import Path
 from tasks.weights import calibration, converting, recipes, tensors
-base, made, candidate = sys.argv[1:]
+base, made, candidate, tokens, n_grid = *sys.argv[1:4], *map(int, sys.argv[4:])
 recipe = recipes.of(tensors.read_config(Path(base)))
 converting.convert(converting.Job(source=base, made=made, scheme=candidate, candidates=[candidate],
     group_size={_GROUP_SIZE}, symmetric=False, ignored=list(recipe.ignored), loader=recipe.loader,
-    texts=calibration.texts(None, {_TOKENS}), tokens={_TOKENS}, sample_tokens={_SAMPLE_TOKENS},
+    texts=calibration.texts(None, tokens), tokens=tokens, sample_tokens={_SAMPLE_TOKENS}, n_grid=n_grid,
     memory_bytes=2**50, progress=made + ".progress"))
 """
 
@@ -62,19 +63,20 @@ from llmcompressor.modifiers.transform.awq import AWQModifier
 from llmcompressor.pipelines.cache import IntermediatesCache
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from tasks.weights import calibration, tensors
-base, made, candidate = sys.argv[1:]
+base, made, candidate, tokens, n_grid = *sys.argv[1:4], *map(int, sys.argv[4:])
 IntermediatesCache._pin_intermediate = classmethod(lambda cls, intermediate: None)  # else it crashes without a GPU
 model = AutoModelForCausalLM.from_pretrained(base, dtype="auto")
 tokenizer = AutoTokenizer.from_pretrained(base)
 if candidate == "fp8":
     oneshot(model=model, recipe=QuantizationModifier(targets="Linear", scheme="FP8_DYNAMIC", ignore=["lm_head"]))
 else:
-    cut = torch.tensor(tensors.sequences(base, calibration.texts(None, {_TOKENS}), {_TOKENS}, {_SAMPLE_TOKENS}, ""))
+    cut = torch.tensor(tensors.sequences(base, calibration.texts(None, tokens), tokens, {_SAMPLE_TOKENS}, ""))
     samples = [{{"input_ids": row, "attention_mask": torch.ones_like(row)}} for row in cut]
     weights = QuantizationArgs(num_bits=4, symmetric=False, strategy="group", group_size={_GROUP_SIZE})
     scheme = QuantizationScheme(targets=["Linear"], weights=weights)
     oneshot(model=model, dataset=torch.utils.data.DataLoader(samples, batch_size=1), processor=tokenizer,
-        recipe=[AWQModifier(), QuantizationModifier(ignore=["lm_head"], config_groups={{"group": scheme}})],
+        recipe=[AWQModifier(n_grid=n_grid),
+            QuantizationModifier(ignore=["lm_head"], config_groups={{"group": scheme}})],
         max_seq_length={_SAMPLE_TOKENS}, num_calibration_samples=len(samples))
 model.save_pretrained(made, save_compressed=True)
 tokenizer.save_pretrained(made)
@@ -102,18 +104,20 @@ def measure_files(rounds: int) -> dict[str, float]:
     return {f"{name}_gb_per_s": round(size / statistics.median(found), 2) for name, found in seconds.items()}
 
 
-def measure_conversions(model: Path) -> dict[str, dict[str, float]]:
+def measure_conversions(model: Path, tokens: int, n_grid: int) -> dict[str, dict[str, float]]:
     """Seconds and peak memory of each conversion, ours and theirs in turn."""
     found = {}
     with tempfile.TemporaryDirectory() as place:
         for candidate in ("fp8", "awq"):
             for whose, code in (("ours", _OURS), ("theirs", _THEIRS)):
-                said = _run(
-                    _WITH_PEAK + code + _SAY_PEAK, str(model), f"{place}/{candidate}-{whose}", candidate
-                )
-                seconds, peak = re.findall(r"took ([\d.]+) peak (\d+)", said.stdout)[-1]
+                asked = (str(model), f"{place}/{candidate}-{whose}", candidate, str(tokens), str(n_grid))
+                said = _run(_WITH_PEAK + code + _SAY_PEAK, *asked)
+                seconds, processor, peak = re.findall(r"took ([\d.]+) used ([\d.]+) peak (\d+)", said.stdout)[
+                    -1
+                ]
                 found[f"{candidate}_{whose}"] = {
                     "seconds": round(float(seconds), 1),
+                    "processor_seconds": round(float(processor), 1),
                     "peak_gb": round(int(peak) / 1e9, 2),
                 }
     return found
@@ -122,7 +126,8 @@ def measure_conversions(model: Path) -> dict[str, dict[str, float]]:
 _WITH_PEAK = "import time; _began = time.perf_counter()\n"
 _SAY_PEAK = """
 import resource
-print("took", time.perf_counter() - _began, "peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+_peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+print("took", time.perf_counter() - _began, "used", time.process_time(), "peak", _peak)
 """
 
 
@@ -166,9 +171,17 @@ def _write_model(folder: Path, files: int, rows: int) -> None:
 
 def main() -> None:
     """Print one JSON object a line."""
-    print(json.dumps({"benchmark": "weights_files", **measure_files(rounds=3)}), flush=True)
-    if len(sys.argv) > 1:
-        print(json.dumps({"benchmark": "conversions", **measure_conversions(Path(sys.argv[1]))}), flush=True)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.weights")
+    parser.add_argument("model", type=Path, nargs="?")
+    parser.add_argument("--rounds", type=int, default=3, help="of reading, hashing and streaming")
+    parser.add_argument("--tokens", type=int, default=4096, help="that awq looks at")
+    parser.add_argument("--n-grid", type=int, default=20, help="scales that awq tries")
+    given = parser.parse_args()
+    load = f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+    print(json.dumps({"benchmark": "weights_files", "load": load, **measure_files(given.rounds)}), flush=True)
+    if given.model:
+        found = measure_conversions(given.model, given.tokens, given.n_grid)
+        print(json.dumps({"benchmark": "conversions", "model": given.model.name, **found}), flush=True)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@
 
 Starts the real vLLM as the keeper does, without a ledger, first with an empty cache and then with what that start
 left, ROUNDS times. Prints seconds from the spawn to each event (medians): imported, engine process, begins to
-load, weights loaded, compiled (where anything is), engine ready, listens, ready (after the first requests).
+load, weights loaded, compiled (where anything is), engine ready, listens, ready (after the first requests). Beside
+them the processor time of all its processes until it was ready, which says the same on a busy machine, and the load.
 """
 
 import asyncio
@@ -17,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from tasks import settings as deployment
-from tasks.serving import prewarm, probes
+from tasks.node.processes import Process
+from tasks.serving import leftovers, prewarm, probes
 from tasks.serving.launch import Slot
 from tasks.serving.server import Job
 from tasks.serving.worker import Worker
@@ -42,7 +44,7 @@ class _Notes:
 
 async def _start(release: Path, slot: Slot, serving: Serving) -> dict[str, Any]:
     notes = _Notes()
-    shapes = prewarm.Shapes(64, 128, 16, serving.max_num_seqs, serving.max_num_seqs, None)
+    shapes = prewarm.Shapes(64, 128, 16, serving.sequences, serving.sequences, None)
     job = Job(
         "bench.1", "bench", "bench", release, serving, os.urandom(16).hex(), deployment.current(), shapes
     )
@@ -59,13 +61,21 @@ async def _start(release: Path, slot: Slot, serving: Serving) -> dict[str, Any]:
         try:
             while notes.startup is None and worker.given_up is None:
                 await asyncio.sleep(_POLL_S)
+            cpu_s = sum(_cpu_s(one) for one in leftovers.workers(job.run_id))
         finally:
             tending.cancel()
             await asyncio.gather(tending, return_exceptions=True)
             await worker.stop()
     if notes.startup is None:
         raise SystemExit(worker.message)
+    notes.startup["timeline"]["cpu"] = cpu_s
     return notes.startup
+
+
+def _cpu_s(process: Process) -> float:
+    """Of one process and of its children that have ended, from /proc/PID/stat (proc(5))."""
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 def measure(release: Path, device: str, rounds: int) -> dict[str, Any]:
@@ -81,13 +91,14 @@ def measure(release: Path, device: str, rounds: int) -> dict[str, Any]:
                 startup = asyncio.run(_start(release, slot, serving))
                 assert startup["compile_cache"]["was_warm"] is (kind == "warm"), startup["compile_cache"]
                 seen[kind].append(startup["timeline"])
-    return {
+    medians: dict[str, Any] = {
         kind: {
-            event: statistics.median(one[event] for one in timelines if event in one)
+            event: round(statistics.median(one[event] for one in timelines if event in one), 1)
             for event in timelines[0]
         }
         for kind, timelines in seen.items()
     }
+    return {**medians, "rounds": rounds, "load": round(os.getloadavg()[0], 1)}
 
 
 if __name__ == "__main__":

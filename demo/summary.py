@@ -49,7 +49,7 @@ def show(world: World, summary: dict[str, Any], console: Console) -> None:
     console.print(
         f"tokens     {summary['prompt_tokens']:,} in prompts, {summary['completion_tokens']:,} in answers"
     )
-    console.print(f"speed      {rate:.1f} rows/s" if rate else "speed      no row was generated in this run")
+    console.print(f"speed      {rate:.2f} rows/s" if rate else "speed      no row was generated in this run")
     console.print(f"answers    {summary['output']}/manifest.json names the files", highlight=False)
     for prompt, answer in _samples(world):
         console.print()

@@ -106,7 +106,8 @@ def stage(name: str, node: str | None = None) -> Any:
         context = get_current_context()
         show_links(context)
         try:
-            return vars(stages.execute(name, name_of_run(context), settings=impatient_settings()))
+            settled = impatient_settings()
+            return vars(stages.execute(name, name_of_run(context), settings=settled, comes_back=True))
         except StageError as error:
             answer(error, context)
 

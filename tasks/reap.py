@@ -7,22 +7,26 @@ run that a stage on this node is acting for at this moment.
 """
 
 import logging
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from tasks.errors import Busy, StageFailed
+from tasks.errors import Busy, Fenced, StageFailed
 from tasks.gpu import restore
 from tasks.ledger import Claim, Ledger, Run, close, leases, take
 from tasks.ledger.leases import Lease
 from tasks.ledger.runs import find as find_run
-from tasks.node import lock
+from tasks.node import lock, processes
 from tasks.node.processes import Process
 from tasks.serving import leftovers, pools
 from tasks.serving.pools import Attempt, Pool
 from tasks.settings import Settings
 
 log = logging.getLogger(__name__)
+
+_LOCK_WAIT_S = 5.0
+"""For the lock of a process that was ended just now."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,8 @@ class Report:
     reaped: list[Reaped] = field(default_factory=list)
     left_alone: dict[str, str] = field(default_factory=dict)
     """Run to the reason why it was not touched."""
+    failed: dict[str, str] = field(default_factory=dict)
+    """Run to what kept it from being ended; the others were looked at all the same."""
 
     @property
     def message(self) -> str:
@@ -80,26 +86,54 @@ def reap(settings: Settings, run_id: str | None = None, force: bool = False) -> 
     Raises:
         Unavailable: the ledger does not answer, so nobody can tell what is over; keepers end by
             their own clock.
-        StageFailed: a process does not end.
+        StageFailed: a process of some run does not end; what could be ended was.
     """
     report = Report()
     with Ledger(settings.database_url(), settings.sql) as ledger:
         for name in sorted(_candidates(ledger, settings, run_id)):
+            forced = force and name == run_id
             with ExitStack() as stack:
                 try:
-                    # Whoever provisions, starts, stops or restores for the run holds this lock.
-                    lock_file = settings.locks / f"{name}-devices.lock"
-                    stack.enter_context(lock.held(lock_file, f"reap of run {name}", wait_s=0.0))
+                    stack.enter_context(_nobody_acts_for(name, settings, forced))
                 except Busy as error:
                     report.left_alone[name] = str(error)
                     continue
                 found = _look(ledger, settings, name)
-                why = "a person asked for it" if force and name == run_id else _why_over(found)
+                why = "a person asked for it" if forced else _why_over(found)
                 if why is None:
                     report.left_alone[name] = _why_left_alone(found)
                     continue
-                report.reaped.append(_end(ledger, settings, found, why))
+                try:
+                    report.reaped.append(_end(ledger, settings, found, why))
+                except (StageFailed, Fenced) as error:
+                    report.failed[name] = str(error)
+    if report.failed:
+        raise StageFailed("\n".join([*report.failed.values(), f"(besides: {report.message})"]))
     return report
+
+
+@contextmanager
+def _nobody_acts_for(run_id: str, settings: Settings, forced: bool) -> Iterator[None]:
+    """Hold the lock that whoever provisions, starts, stops or restores for the run holds.
+
+    Such a process is left alone, unless a person wants it to end, or it is stopped (state T): it could hold its
+    devices for ever, and every stage survives a kill.
+
+    Raises:
+        Busy: somebody acts for the run.
+    """
+    path, purpose = settings.locks / f"{run_id}-devices.lock", f"reap of run {run_id}"
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(lock.held(path, purpose, wait_s=0.0))
+        except Busy:
+            holder = lock.holder(path)
+            if holder is None or not (forced or holder.is_stopped()):
+                raise
+            log.warning("run %s: ending process %d, which acted for it", run_id, holder.pid)
+            processes.end([holder], grace_s=0)
+            stack.enter_context(lock.held(path, purpose, _LOCK_WAIT_S))
+        yield
 
 
 def _candidates(ledger: Ledger, settings: Settings, run_id: str | None) -> set[str]:

@@ -149,8 +149,9 @@ class Settings(BaseSettings):
     prewarm_s: float = 120.0
     """After this long no further round of first requests is sent; rounds end earlier once they are stable."""
 
-    prewarm_rounds: int = Field(default=5, ge=0)
-    """Rounds of first requests at most; 0: a single chat proves the worker, and the batch's rows warm it."""
+    prewarm_rounds: int | None = Field(default=None, ge=0)
+    """Rounds of first requests at most; 0: a single chat proves the worker, and the batch's rows warm it. null: 5 on
+    GPUs, where kernels are compiled when a shape is first met; 0 on CPU cores, where none are."""
 
     worker_silence_s: float = 60.0
     """A worker that makes no token and answers no canary for this long is replaced. Longer than the longest
@@ -232,9 +233,9 @@ class Settings(BaseSettings):
     weights_wait_s: float = 6 * 3600.0
     """How long a run waits for another run that is making the same release: the longest conversion, with room."""
 
-    try_releases: bool = False
-    """Load each release in vLLM and let it generate before it is published, where this node's CPU can. Off, its
-    first start proves it: loading takes a minute, and the first start loads it anyway."""
+    try_releases: bool = True
+    """Load each release in vLLM and let it generate before it is published, where this node's vLLM is a CPU's and
+    the model is small. Elsewhere, and when this is off, the first workers prove the same when they start."""
 
     hub_offline: bool = Field(default=False, validation_alias="HF_HUB_OFFLINE")
     """Never ask the hub; use what is on disk."""

@@ -26,8 +26,7 @@ def render() -> str:
             field.validation_alias if isinstance(field.validation_alias, str) else f"{prefix}{name.upper()}"
         )
         why = " ".join((field.description or "").split())
-        default = field.get_default(call_default_factory=True)
-        rows.append(f"| `{variable}` | {_shown(default)} | {why} |\n")
+        rows.append(f"| `{variable}` | {_shown(field.get_default(call_default_factory=True))} | {why} |\n")
     return _INTRODUCTION + "".join(rows)
 
 

@@ -8,6 +8,7 @@ Executing a stage is the same for all: claim it, end whoever acted for it before
 apply what differs, verify, finish the claim. So it can be killed at any instruction and executed again.
 """
 
+import errno
 import logging
 import time
 from collections.abc import Callable
@@ -19,8 +20,8 @@ from typing import Any, cast
 
 from tasks import settings as deployment
 from tasks.contract import Context, Outcome, StageModule
-from tasks.errors import Fenced, InputError, StageError, StageFailed
-from tasks.ledger import Claim, Ledger, Run, load, register, take
+from tasks.errors import Fenced, InputError, Remedy, StageError, StageFailed
+from tasks.ledger import Claim, Ledger, Run, leases, load, register, take
 from tasks.ledger.runs import find as find_run
 from tasks.node import lock, processes
 from tasks.settings import Settings
@@ -30,6 +31,8 @@ from tasks.spec.freeze import resolve_dates, resolve_deadline
 from tasks.watch import watching
 
 log = logging.getLogger(__name__)
+
+_REASON_LENGTH = 500
 
 
 @dataclass(frozen=True)
@@ -46,15 +49,19 @@ class Stage:
     says: str
     on_the_node: bool = False
     """Whether it acts on the node of the run spec: on its devices, its disk, its processes."""
+    brings_up: bool = False
+    """Whether the devices that the run has leased are of no use until it succeeds."""
 
 
 ON_THE_NODE = frozenset(["preflight", "download", "convert", "provision", "start", "keep", "stop", "restore"])
 """Tasks of a run that act on its node; `keep` is no stage of its own: it looks, and provisions and starts again."""
 
+_BRINGS_UP = frozenset(["provision", "start"])
+
 
 def _stage(name: str, module: str, lane: str, fences: str, says: str) -> Stage:
-    on_the_node = name in ON_THE_NODE
-    return Stage(name, f"tasks.{module}", lane, frozenset([name, *fences.split()]), says, on_the_node)
+    all_fences = frozenset([name, *fences.split()])
+    return Stage(name, f"tasks.{module}", lane, all_fences, says, name in ON_THE_NODE, name in _BRINGS_UP)
 
 
 # fmt: off
@@ -133,11 +140,14 @@ def execute(
     *,
     settings: Settings | None = None,
     submit: Callable[[SparkSubmission], None] | None = None,
+    comes_back: bool = False,
 ) -> Result:
     """Bring one stage of a run to where the spec wants it.
 
     Args:
         submit: how to run a Spark application; by default a child process.
+        comes_back: whether the caller executes it again by itself after a failure that a retry can mend; the
+            run keeps its devices for that. Otherwise they are left to the reaper when the stage fails.
 
     Raises:
         StageError: see `tasks.errors`; the claim is then recorded as failed, with the message.
@@ -159,9 +169,17 @@ def execute(
                 watching(claim, settings.claim_watch_s),
             ):
                 context = Context(run, claim, settings, submit or submit_child)
-                changed, outcome = _converge(cast(StageModule, import_module(stage.module)), context)
+                try:
+                    changed, outcome = _converge(cast(StageModule, import_module(stage.module)), context)
+                except Exception as error:
+                    if stage.brings_up and not (comes_back and _can_be_mended_by_a_retry(error)):
+                        _abandon_lease(claim, settings, error)
+                    raise
         except Exception as error:
-            _record_failure(claim, error)
+            full = _full_disk(error, name)
+            _record_failure(claim, full or error)
+            if full is not None:
+                raise full from error
             raise
         claim.finish("done" if changed else "nothing to do", outcome.message, outcome.facts)
     seconds = time.monotonic() - began
@@ -211,12 +229,39 @@ def _converge(module: StageModule, context: Context) -> tuple[bool, Outcome]:
     return changed, outcome
 
 
+def _can_be_mended_by_a_retry(error: Exception) -> bool:
+    return isinstance(error, StageError) and error.remedy is Remedy.RETRY
+
+
+def _abandon_lease(claim: Claim, settings: Settings, error: Exception) -> None:
+    """Nobody works under the run's lease now: the reaper need not wait until it expires."""
+    if isinstance(error, Fenced):
+        return
+    try:
+        lease = leases.lease_of(claim.ledger, claim.run_id, settings.node)
+        if lease is not None and lease.state == "held":
+            leases.abandon(claim, lease.lease_id, f"{claim.stage} failed: {_text(error)[:_REASON_LENGTH]}")
+    except Exception:
+        # The stage's own error matters more; the lease ends by its expiry.
+        log.warning("the lease of run %s could not be marked as abandoned", claim.run_id, exc_info=True)
+
+
+def _full_disk(error: Exception, stage: str) -> StageFailed | None:
+    """A full disk is no defect, wherever it was met."""
+    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return None
+    where = f", at {error.filename}" if error.filename else ""
+    return StageFailed(
+        f"the disk is full{where}: nothing that {stage} was making is visible to others. Make room (old releases: "
+        f"`qwen-pipeline releases`, `remove-release ID`) and execute it again"
+    )
+
+
 def _record_failure(claim: Claim, error: Exception) -> None:
     if isinstance(error, Fenced):
         return
-    message = str(error) if isinstance(error, StageError) else f"{type(error).__name__}: {error}"
     try:
-        claim.finish("failed", message, {})
+        claim.finish("failed", _text(error), {})
     except Exception:
         # The stage's own error matters more; an unfinished claim is ended by the next one.
         log.warning(
@@ -224,3 +269,7 @@ def _record_failure(claim: Claim, error: Exception) -> None:
             claim.stage,
             exc_info=True,
         )
+
+
+def _text(error: Exception) -> str:
+    return str(error) if isinstance(error, StageError) else f"{type(error).__name__}: {error}"

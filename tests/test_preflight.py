@@ -122,8 +122,8 @@ def test_all_problems_are_said_at_once_and_name_their_fields(spec, settings, tmp
     first, *problems = str(refused.value).splitlines()
     assert first == "5 problems found before anything was started:"
     assert [problem.strip().split(":")[0] for problem in problems] == [
-        "batch.sampling.max_tokens",
         "serving.extra_args.max_lora",
+        "batch.sampling.max_tokens",
         "batch.prompt",
         "batch.output",
         "convert.calibration",
@@ -193,6 +193,15 @@ def test_a_hub_that_does_not_answer_is_downloads_to_report(preflight, spec, monk
     monkeypatch.setattr(hub, "files_of", fail)
     checks = {check["check"]: check for check in preflight(spec()).facts["checks"]}
     assert "not known without the hub" in checks["disk"]["found"]
+
+
+def test_a_folder_on_the_node_has_a_size_without_the_hub(preflight, spec, tmp_path, monkeypatch):
+    monkeypatch.delattr(hub, "files_of")
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "model.safetensors").write_bytes(b"x" * 1024)
+    checks = {check["check"]: check for check in preflight(spec(model={"repo": str(model)})).facts["checks"]}
+    assert checks["disk"]["found"].endswith("0.0 GiB wanted")
 
 
 def test_a_downloaded_model_is_measured_where_it_is_and_its_group_size_checked(
@@ -293,6 +302,28 @@ def test_torch_must_suit_the_driver_where_there_are_gpus(preflight, spec, monkey
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.13.0+cu128\n")
     found = [check["found"] for check in preflight(full).facts["checks"] if check["check"] == "driver"]
     assert "driver 535.1, torch 2.13.0+cu128" in found
+
+
+def test_what_was_measured_of_the_model_on_the_gpu_is_said(preflight, spec, monkeypatch, settings):
+    gpus = (Gpu(0, "GPU-0", "NVIDIA H200", 141 * GIB, False),)
+    monkeypatch.setattr(inventory, "read", lambda settings: Inventory(gpus, "580.1", (13, 0), ""))
+    packages = settings.python_serving.parent.parent / "lib" / "python3.11" / "site-packages"
+    (packages / "torch-2.13.0.dist-info").mkdir(parents=True)
+    (packages / "torch-2.13.0.dist-info/METADATA").write_text(
+        "Metadata-Version: 2.1\nName: torch\nVersion: 2.13.0\n"
+    )
+    folder = store.download_folder(settings, "owner/name", PINS["commit"])
+    folder.mkdir(parents=True)
+    manifest = store.Manifest({}, {"model.safetensors": store.File(18 * GIB, "0" * 64)})
+    (folder / store.DOWNLOAD_MANIFEST).write_text(manifest.dumps())
+    text = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 16, "vocab_size": 248_320}
+    config = {"architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": text}
+    (folder / "config.json").write_text(json.dumps(config))
+    full = {"layout": {"tensor_parallel": 1}, "convert": {"scheme": "fp8"}, "serving": {}}
+    checks = {check["check"]: check for check in preflight(spec(**full)).facts["checks"]}
+    assert checks["serving.max_num_seqs"]["found"].startswith("512. Qwen3.5-9B, fp8, NVIDIA H200: ")
+    assert "expected, not measured, of 0.32.0" in checks["serving.max_num_seqs"]["found"]
+    assert not checks["serving.max_num_seqs"]["to_do"]
 
 
 @pytest.fixture

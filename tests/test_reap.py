@@ -2,14 +2,21 @@
 
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tasks.errors import StageFailed
 from tasks.ledger import close, leases, load, take
 from tasks.node import lock, processes
+from tasks.node.processes import Process, this_process
 from tasks.reap import as_facts, reap
+from tasks.serving import leftovers
+from tests.runs import python
 from tests.serving.pool_world import World, make_world, wait_for
 
 
@@ -107,3 +114,53 @@ def test_a_run_that_a_stage_acts_for_is_left_alone(world: World) -> None:
         report = reap(world.settings)
     assert report.reaped == []
     assert "stage start of run run-1" in report.left_alone["run-1"]
+
+
+def test_a_person_ends_also_a_stage_that_acts_for_the_run(world: World) -> None:
+    with _acting_for("run-1", world) as stage:
+        assert "stage start" in reap(world.settings, "run-1").left_alone["run-1"]
+        forced = reap(world.settings, "run-1", force=True)
+        assert forced.reaped[0].released is not None
+        assert stage.wait(10) == -signal.SIGKILL
+
+
+def test_a_stopped_stage_does_not_hold_its_devices_for_ever(world: World) -> None:
+    close(world.ledger, "run-1", "failed")
+    with _acting_for("run-1", world) as stage:
+        assert reap(world.settings).reaped == []
+        stage.send_signal(signal.SIGSTOP)
+        held_by = processes.identify(stage.pid)
+        assert held_by is not None
+        wait_for("it is stopped", held_by.is_stopped)
+        assert [one.why for one in reap(world.settings).reaped] == ["the run is closed (failed)"]
+        assert stage.wait(10) == -signal.SIGKILL
+
+
+@contextmanager
+def _acting_for(run_id: str, world: World) -> "Iterator[subprocess.Popen[str]]":
+    """A process that holds the lock of a run's devices, as `start` does."""
+    code = (
+        "import sys, time; from pathlib import Path; from tasks.node import lock\n"
+        "with lock.held(Path(sys.argv[1]), 'stage start', 1.0): print('held', flush=True); time.sleep(600)"
+    )
+    with python(code, str(world.settings.locks / f"{run_id}-devices.lock")) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        yield process
+
+
+def test_a_run_that_cannot_be_ended_does_not_keep_others_from_being_reaped(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for run_id in ("a", "z"):
+        world.add_run(run_id, cores=(1 if run_id == "a" else 2,))
+        close(world.ledger, run_id, "failed")
+    end = leftovers.end
+
+    def some_hang(run_id: str, *others: Any, **more: Any) -> list[Process]:
+        return [this_process()] if run_id == "a" else end(run_id, *others, **more)
+
+    monkeypatch.setattr(leftovers, "end", some_hang)
+    with pytest.raises(StageFailed, match=r"(?s)of run a do not end.*reaped 1 run\(s\): z"):
+        reap(world.settings)
+    assert {lease.run_id for lease in leases.live_leases(world.ledger)} == {"a", "run-1"}

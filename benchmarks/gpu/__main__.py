@@ -4,10 +4,14 @@ import argparse
 import json
 import os
 import re
+import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from benchmarks.gpu.kit import Kit
+from benchmarks.gpu.kit import Kit, gpu_suffix
+
+if TYPE_CHECKING:
+    from benchmarks.gpu.loads import Load
 
 
 def main() -> None:
@@ -27,7 +31,7 @@ def _nvml(kit: Kit, given: argparse.Namespace) -> None:
 def _limits(kit: Kit, given: argparse.Namespace) -> None:
     from benchmarks.gpu.limits import measure
 
-    kit.write("limits", measure())
+    kit.write(f"limits{gpu_suffix()}", measure())
 
 
 def _checkpoint(kit: Kit, given: argparse.Namespace) -> None:
@@ -39,19 +43,44 @@ def _checkpoint(kit: Kit, given: argparse.Namespace) -> None:
 def _convert(kit: Kit, given: argparse.Namespace) -> None:
     from benchmarks.gpu.convert import convert
 
-    kit.write(f"convert-{given.scheme}", convert(kit, given.scheme))
+    kit.write(f"convert-{given.scheme}", convert(kit, given.scheme, given.limit_s))
 
 
 def _begin(kit: Kit, given: argparse.Namespace) -> None:
+    from benchmarks.gpu.checks import compare_inventory
     from benchmarks.gpu.deployment import Deployment
-    from benchmarks.gpu.workers import read_inventory
+    from benchmarks.gpu.traces import Traces
 
     flags = kit / "serving/vllm-flags.json"
     if not flags.exists():
         flags.write_text(json.dumps(_known_flags(kit)))
     at = Deployment(kit)
     at.begin()
-    kit.write("inventory", read_inventory(at))
+    Traces.now(at).keep(at)
+    kit.write(f"inventory{gpu_suffix()}", compare_inventory(at))
+
+
+def _preflight(kit: Kit, given: argparse.Namespace) -> None:
+    from benchmarks.gpu import checks, stages
+    from benchmarks.gpu.deployment import Deployment
+
+    at = Deployment(kit)
+    frozen = stages.freeze(at, given.label, given.scheme)
+    kit.write(f"preflight-{given.label}", {"frozen": frozen, **checks.preflight(at, given.label)})
+
+
+def _weights(kit: Kit, given: argparse.Namespace) -> None:
+    from benchmarks.gpu import stages
+    from benchmarks.gpu.deployment import Deployment
+
+    kit.write(f"weights-{given.label}", stages.weights(Deployment(kit), given.label))
+
+
+def _probe(kit: Kit, given: argparse.Namespace) -> None:
+    from benchmarks.gpu.deployment import Deployment
+    from tasks.cli.probe import probe
+
+    kit.write(f"probe-{given.label}", probe(Deployment(kit).settings)[0])
 
 
 def _finish(kit: Kit, given: argparse.Namespace) -> None:
@@ -73,18 +102,9 @@ def _dispatch(kit: Kit, given: argparse.Namespace) -> None:
     from benchmarks.gpu.deployment import Deployment
     from benchmarks.gpu.dispatch import dispatch
 
-    for number, (prompt_tokens, answer_tokens, rows) in enumerate(_loads(given)):
-        name = f"{given.label}-{prompt_tokens}-{answer_tokens}{given.suffix}"
-        found = dispatch(
-            Deployment(kit),
-            given.label,
-            name,
-            rows=rows,
-            prompt_tokens=prompt_tokens,
-            answer_tokens=answer_tokens,
-            seed=given.seed + 10 * number,
-            shared=given.shared,
-        )
+    for number, load in enumerate(_loads(given)):
+        name = f"{given.label}-{load.name}{given.suffix}"
+        found = dispatch(Deployment(kit), given.label, name, load, given.seed + 10 * number)
         kit.write(f"dispatch-{name}", found)
 
 
@@ -92,32 +112,52 @@ def _offline(kit: Kit, given: argparse.Namespace) -> None:
     from benchmarks.gpu.engine import ENVIRONMENT
     from benchmarks.gpu.offline import offline
 
-    at = kit / "home/cache" / f"vllm-{_version(kit)}"
+    cache, workers = _copied_cache(kit)
     os.environ |= {
-        # Where the workers of the same deployment keep theirs.
-        "VLLM_CACHE_ROOT": str(at),
-        "TRITON_CACHE_DIR": str(at / "triton"),
-        "TORCHINDUCTOR_CACHE_DIR": str(at / "inductor"),
+        "VLLM_CACHE_ROOT": str(cache),
+        # Compiled code is found again only where this is as it was for the workers.
+        "VLLM_CONFIG_ROOT": str(workers / "config"),
+        "TRITON_CACHE_DIR": str(cache / "triton"),
+        "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         **ENVIRONMENT,
     }
     for found in offline(kit, given.model, _serving(given), _loads(given), given.seed, not given.on_cpu):
-        kit.write(f"offline-{given.label}-{found['prompt_tokens']}-{found['answer_tokens']}", found)
+        kit.write(f"offline-{given.label}-{found['load']}", found)
 
 
-def _kill_api(kit: Kit, given: argparse.Namespace) -> None:
-    from benchmarks.gpu import workers
+def _copied_cache(kit: Kit) -> tuple[Path, Path]:
+    """A copy of what the workers have compiled, so that theirs stays what they made; and where theirs is."""
+    there = kit / f"home{gpu_suffix()}/cache"
+    workers = next(there.glob("vllm-*/*"), there / "none")
+    cache = kit / "home/cache-offline"
+    if not cache.exists() and workers.is_dir():
+        shutil.copytree(workers, cache)
+    return cache, workers
+
+
+def _kill(kit: Kit, given: argparse.Namespace) -> None:
+    from benchmarks.gpu import faults
     from benchmarks.gpu.deployment import Deployment
 
-    kit.write(f"kill-api-{given.label}", workers.kill_api_server(Deployment(kit), given.label))
+    found = faults.kill(Deployment(kit), given.label, given.victim)
+    kit.write(f"kill-{given.victim}-{given.label}", found)
+
+
+def _hang(kit: Kit, given: argparse.Namespace) -> None:
+    from benchmarks.gpu import faults
+    from benchmarks.gpu.deployment import Deployment
+
+    at = Deployment(kit, json.loads(given.settings))
+    kit.write(f"hang-{given.label}", faults.hang(at, given.label))
 
 
 def _kill_keeper(kit: Kit, given: argparse.Namespace) -> None:
-    from benchmarks.gpu import workers
+    from benchmarks.gpu import faults
     from benchmarks.gpu.deployment import Deployment
 
-    kit.write(f"kill-keeper-{given.label}", workers.kill_keeper_and_reap(Deployment(kit), given.label))
+    kit.write(f"kill-keeper-{given.label}", faults.kill_keeper_and_reap(Deployment(kit), given.label))
 
 
 def _stop(kit: Kit, given: argparse.Namespace) -> None:
@@ -137,7 +177,7 @@ def _wait_for(kit: Kit, given: argparse.Namespace) -> None:
 def _sequence(kit: Kit, given: argparse.Namespace) -> None:
     from benchmarks.gpu.sequence import carry_out
 
-    carry_out(kit, given.plan)
+    carry_out(kit, given.plan, given.gpu, given.cores)
 
 
 def _serving(given: argparse.Namespace) -> dict[str, Any]:
@@ -149,9 +189,10 @@ def _serving(given: argparse.Namespace) -> dict[str, Any]:
     return serving
 
 
-def _loads(given: argparse.Namespace) -> list[tuple[int, int, int]]:
-    """`256x512x1536`: prompt tokens, answer tokens, rows."""
-    return [tuple(map(int, load.split("x"))) for load in given.loads]  # type: ignore[misc]
+def _loads(given: argparse.Namespace) -> "list[Load]":
+    from benchmarks.gpu.loads import parse
+
+    return [parse(load) for load in given.loads]
 
 
 def _known_flags(kit: Kit) -> dict[str, Any]:
@@ -174,30 +215,39 @@ def _parser() -> argparse.ArgumentParser:
     for name in ("nvml", "limits", "begin", "finish"):
         steps.add_parser(name)
     steps.add_parser("checkpoint").add_argument("--tiny", action="store_true")
-    steps.add_parser("convert").add_argument("scheme", choices=("fp8", "w4"))
-    steps.add_parser("sequence").add_argument("plan", type=Path)
-    for name in ("start", "dispatch", "offline", "kill-api", "kill-keeper", "stop", "wait-for"):
-        step = steps.add_parser(name)
+    convert = steps.add_parser("convert")
+    convert.add_argument("scheme", choices=("fp8", "awq", "awq-cpu", "w4"))
+    convert.add_argument("--limit-s", type=float, help="when the converter is ended")
+    sequence = steps.add_parser("sequence")
+    sequence.add_argument("plan", type=Path)
+    sequence.add_argument("--gpu", type=int, default=0, help="that its steps work on")
+    sequence.add_argument("--cores", help="that its steps run on, as 0-15")
+    labelled = {
+        name: steps.add_parser(name)
+        for name in (
+            *("start", "dispatch", "offline", "kill", "kill-keeper", "hang", "stop", "probe", "wait-for"),
+            *("preflight", "weights"),
+        )
+    }
+    for step in labelled.values():
         step.add_argument("label", help="names the run and the result")
-        if name in ("start", "offline"):
-            step.add_argument("--model", default="none")
-            step.add_argument("--max-model-len", type=int, default=4096)
-            step.add_argument("--max-num-seqs", type=int, default=256)
-            step.add_argument(
-                "--serving", default="{}", help="further fields of the spec's `serving`, as JSON"
-            )
-        if name == "start":
-            step.add_argument(
-                "--settings", default="{}", help="of the deployment, as JSON: PREWARM_CHATS and such"
-            )
-        if name in ("dispatch", "offline"):
-            step.add_argument("loads", nargs="+", help="PROMPTxANSWERxROWS, as 256x512x1536")
-            step.add_argument("--seed", type=int, default=1)
-        if name == "dispatch":
-            step.add_argument("--suffix", default="")
-            step.add_argument("--shared", type=int, default=0, help="tokens that all prompts begin with")
-        if name == "offline":
-            step.add_argument("--on-cpu", action="store_true")
+    labelled["kill"].add_argument("victim", choices=("api", "engine"))
+    labelled["preflight"].add_argument("--scheme", default="fp8")
+    for name in ("start", "hang"):
+        labelled[name].add_argument(
+            "--settings", default="{}", help="of the deployment, as JSON: WORKER_SILENCE_S and such"
+        )
+    for name in ("start", "offline"):
+        step = labelled[name]
+        step.add_argument("--model", default="none")
+        step.add_argument("--max-model-len", type=int, default=4096)
+        step.add_argument("--max-num-seqs", type=int, default=256)
+        step.add_argument("--serving", default="{}", help="further fields of the spec's `serving`, as JSON")
+    for name in ("dispatch", "offline"):
+        labelled[name].add_argument("loads", nargs="+", help="256x512x1536 and the like; see `loads`")
+        labelled[name].add_argument("--seed", type=int, default=1)
+    labelled["dispatch"].add_argument("--suffix", default="")
+    labelled["offline"].add_argument("--on-cpu", action="store_true")
     return parser
 
 

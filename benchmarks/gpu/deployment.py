@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.engine import ENVIRONMENT, FLAGS
-from benchmarks.gpu.kit import Kit
+from benchmarks.gpu.kit import Kit, gpu_index, gpu_suffix
 from demo.children import Children, write_private
 from demo.postgres import Cluster
 from tasks import ledger as ledger_package
@@ -26,17 +26,18 @@ from tasks.settings import REPOSITORY, Settings
 from tasks.spec import parse
 from tasks.stages import Result, execute
 
-NODE = "bench"
-
 _OF_THE_MACHINE = (
     *("LD_LIBRARY_PATH", "LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "CC", "CXX"),
     *("NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST", "NVSHMEM_DISABLE_NVLS"),
 )
 """Variables by which a machine says where its driver and compiler are, and what of it must not be used."""
 
+_FIRST_PORT, _PORTS = 21000, 1000
+"""Of the first GPU's deployment, and how many each has."""
+
 
 class Deployment:
-    """One per kit; found again by every step."""
+    """One for each GPU of the kit, all with one ledger; found again by every step."""
 
     def __init__(self, kit: Kit, settings: Mapping[str, str] | None = None) -> None:
         """
@@ -44,15 +45,20 @@ class Deployment:
             settings: further ones, by their names without prefix.
         """
         self.kit = kit
+        self.home = kit / f"home{gpu_suffix()}"
+        self.node = f"bench{gpu_suffix()}"
         self._further = settings or {}
         self._children = Children(kit / "postgres" / "children", f"{kit.mark}-postgres")
         self._cluster = Cluster(kit / "postgres", self._children, databases=("ledger",))
         self._enter()
 
     def begin(self) -> None:
-        """Make what is missing: the secret, the ledger with its schema, the list of vLLM's flags."""
-        home = self.kit / "home"
+        """Make what is missing: the secret, the ledger with its schema, the folder of compiled kernels."""
+        home = self.home
         home.mkdir(parents=True, exist_ok=True)
+        if gpu_suffix() and not (home / "cache").is_symlink():
+            (self.kit / "home/cache").mkdir(parents=True, exist_ok=True)
+            (home / "cache").symlink_to(self.kit / "home/cache")
         if not (home / "secret").exists():
             write_private(home / "secret", secrets.token_hex(32))
         self._cluster.start()
@@ -81,8 +87,8 @@ class Deployment:
             {
                 "model": {"repo": f"bench/{model}"},
                 "convert": {"scheme": {"none": "none", "fp8": "fp8"}.get(model, "awq")},
-                "node": NODE,
-                "layout": {"tensor_parallel": 1, "gpus": 1} if on_gpu else {"cpu": 1},
+                "node": self.node,
+                "layout": {"tensor_parallel": 1, "gpus": [gpu_index()]} if on_gpu else {"cpu": 1},
                 "serving": {**serving, **({"extra_args": self._flags(serving)} if on_gpu else {})},
                 "batch": {"input": "/none", "output": "/none", "prompt": "prompt"},
             }
@@ -121,18 +127,20 @@ class Deployment:
 
     def _enter(self) -> None:
         """Settings travel to keepers by the environment."""
-        home = self.kit / "home"
+        home, first_port = self.home, _FIRST_PORT + _PORTS * gpu_index()
         for name in [name for name in os.environ if name.startswith("QWEN_PIPELINE_")]:
             if name != "QWEN_PIPELINE_WORKER_COMMAND":
                 del os.environ[name]
         values = {
             "HOME": str(home),
-            "DEPLOYMENT": f"{self.kit.mark}-pool",
-            "NODE": NODE,
+            "DEPLOYMENT": f"{self.kit.mark}-pool{gpu_suffix()}",
+            "NODE": self.node,
+            "PORT_RANGE": json.dumps([first_port, first_port + _PORTS - 1]),
             "LEDGER_URL_FILE": str(home / "ledger"),
             "PYTHON_SERVING": str(self.kit.python("serving")),
             "PYTHON_CONVERT": str(self.kit.python("convert")),
             "SERVING_FLAGS": str(self.kit / "serving/vllm-flags.json"),
+            "KEEPER_UNIT": "never",  # a unit would not stay on the cores that the plan was given
             "WORKER_ENVIRONMENT": json.dumps({**_of_the_machine(), **ENVIRONMENT}),
         }
         for name, value in {**values, **self._further}.items():

@@ -13,6 +13,7 @@ from typing import Any
 from benchmarks.gpu import series
 from benchmarks.gpu.deployment import Deployment
 from benchmarks.gpu.kit import memory_used_bytes
+from benchmarks.gpu.loads import Load
 from benchmarks.gpu.prompts import Prompts
 from benchmarks.gpu.workers import registered
 from tasks.batch import segments
@@ -31,31 +32,27 @@ def dispatch(
     at: Deployment,
     run_id: str,
     label: str,
-    *,
-    rows: int,
-    prompt_tokens: int,
-    answer_tokens: int,
+    load: Load,
     seed: int,
-    shared: int = 0,
 ) -> dict[str, Any]:
-    """Ask `rows` rows of equal length and watch the engine's counters."""
+    """Ask the rows of `load` and watch the engine's counters."""
     pool, key = at.pool(run_id)
     assert pool.registry is not None
     worker = registered(pool.registry, key)[0]
-    asked = Prompts(pool.wanted.release_path).rows(rows, prompt_tokens, seed, shared)
-    folder = at.kit / "home" / "segments" / run_id
+    asked = Prompts(pool.wanted.release_path).rows(load, seed)
+    folder = at.home / "segments" / run_id
     job = Job(
         registry=pool.registry,
         key=key,
         release_id=pool.wanted.release_id,
-        # Without an end of its own every answer has the same length, so runs can be compared.
-        sampling={"max_tokens": answer_tokens, "temperature": 0.7, "ignore_eos": True},
+        # Without an end of its own every answer has the length that was asked for, so runs can be compared.
+        sampling={"max_tokens": load.lengths[0][1], "temperature": 0.7, "ignore_eos": True},
         schema=None,
         segments=folder,
         attempt=f"{label}-",
         max_model_len=None,
         proven=True,
-        stop_file=at.kit / "home" / "stop",
+        stop_file=at.home / "stop",
         stop_at=time.time() + 3600,
         shares=1,
         request_timeout_s=at.settings.request_timeout_s,
@@ -70,26 +67,23 @@ def dispatch(
     cpu_s = time.process_time() - cpu_before_s
     results = list(_results(folder, f"{label}-{_SHARE}-"))
     memory = memory_used_bytes()
+    wanted = {row.id: lengths for row, lengths in zip(asked, load.lengths, strict=True)}
     latencies = sorted(result.latency_s for result in results)
     return {
         "run": run_id,
-        "rows": rows,
-        "prompt_tokens": prompt_tokens,
-        "answer_tokens": answer_tokens,
-        "shared_prefix_tokens": shared,
+        **load.describe(),
         "max_num_seqs": worker["max_num_seqs"],
         "tally": {"answered": tally.answered, "failed": tally.failed, "given_up": tally.given_up},
         "distinct_ids": len({result.id for result in results}),
         "as_asked": sum(
-            result.prompt_tokens == prompt_tokens and result.completion_tokens == answer_tokens
-            for result in results
+            (result.prompt_tokens, result.completion_tokens) == wanted[result.id] for result in results
         ),
         "example": results[0].answer[:80] if results and results[0].answer else None,
         "client_cpu_s": round(cpu_s, 2),
         "latency_p50_s": _share(latencies, 0.5),
         "latency_p99_s": _share(latencies, 0.99),
         "memory_used_bytes": memory,
-        **series.summary(sampler.samples, rows, worker["max_num_seqs"]),
+        **series.summary(sampler.samples, load.rows, worker["max_num_seqs"]),
         "trace": [
             [round(one.at_s - sampler.samples[0].at_s, 2), *(one.values[key] for key in _TRACED)]
             for one in sampler.samples[::4]

@@ -47,6 +47,7 @@ class Kit:
             "benchmark": name,
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
             "card": card(),
+            "cores": len(os.sched_getaffinity(0)),
             "versions": self._versions(),
             **data,
         }
@@ -66,8 +67,18 @@ class Kit:
         return found
 
 
+def gpu_index() -> int:
+    """The GPU that this step works on: $QWEN_BENCH_GPU, by default the first."""
+    return int(os.environ.get("QWEN_BENCH_GPU", "0"))
+
+
+def gpu_suffix() -> str:
+    """What names of this step's GPU end with; nothing for the first."""
+    return f"-gpu{gpu_index()}" if gpu_index() else ""
+
+
 def card() -> dict[str, Any] | None:
-    """What the driver says of the first GPU; None where there is none."""
+    """What the driver says of this step's GPU; None where there is none."""
     with nvml() as handle:
         if handle is None:
             return None
@@ -84,7 +95,7 @@ def card() -> dict[str, Any] | None:
 
 
 def memory_used_bytes() -> int | None:
-    """Of the first GPU, by all processes."""
+    """Of this step's GPU, by all processes."""
     with nvml() as handle:
         if handle is None:
             return None
@@ -107,7 +118,7 @@ def processes_on_gpu() -> list[int]:
 
 @contextmanager
 def nvml() -> Iterator[Any]:
-    """A handle of the first GPU for the block; None where there is none."""
+    """A handle of this step's GPU for the block; None where there is none."""
     import pynvml
 
     try:
@@ -116,7 +127,7 @@ def nvml() -> Iterator[Any]:
         yield None
         return
     try:
-        yield pynvml.nvmlDeviceGetHandleByIndex(0)
+        yield pynvml.nvmlDeviceGetHandleByIndex(gpu_index())
     finally:
         pynvml.nvmlShutdown()
 

@@ -1,4 +1,4 @@
-"""All that NVML tells of the first GPU without being asked to change anything, for the simulator to be compared.
+"""All that NVML tells of one GPU without being asked to change anything, for the simulator to be compared.
 
 Every call is a getter. What a call refuses is kept as the name of its error: that is an answer too. Identities
 of the card (UUID, serial, PCI address) are left out.
@@ -7,7 +7,7 @@ of the card (UUID, serial, PCI address) are left out.
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.gpu.kit import nvml
+from benchmarks.gpu.kit import gpu_index, nvml
 
 _PLAIN = (
     "nvmlDeviceGetName",
@@ -23,11 +23,13 @@ _PLAIN = (
     "nvmlDeviceGetComputeMode",
     "nvmlDeviceGetEccMode",
     "nvmlDeviceGetPowerManagementLimit",
+    "nvmlDeviceGetPowerManagementDefaultLimit",
     "nvmlDeviceGetPowerManagementLimitConstraints",
     "nvmlDeviceGetEnforcedPowerLimit",
     "nvmlDeviceGetPowerUsage",
     "nvmlDeviceGetPerformanceState",
     "nvmlDeviceGetCurrentClocksThrottleReasons",
+    "nvmlDeviceGetCurrentClocksEventReasons",
     "nvmlDeviceGetMaxPcieLinkGeneration",
     "nvmlDeviceGetMaxPcieLinkWidth",
     "nvmlDeviceGetVirtualizationMode",
@@ -43,7 +45,6 @@ _PLAIN = (
     "nvmlDeviceGetBAR1MemoryInfo",
     "nvmlDeviceGetMemoryInfo",
     "nvmlDeviceGetUtilizationRates",
-    "nvmlDeviceGetGpuFabricInfo",
 )
 
 
@@ -79,10 +80,44 @@ def dump() -> dict[str, Any]:
                 }
                 for kind in ("GRAPHICS", "SM", "MEM", "VIDEO")
             },
+            "asked_by_the_project": _asked(handle),
             "gpu_instance_profiles": _profiles(handle),
             "gpu_instances": _instances(handle),
             "mig_device_0": _ask(lambda: pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, 0)),
         }
+
+
+def _asked(handle: Any) -> dict[str, Any]:
+    """What the inventory and the health checks ask with arguments."""
+    import pynvml
+
+    def fabric() -> Any:
+        info = pynvml.c_nvmlGpuFabricInfo_v2_t()
+        pynvml.nvmlDeviceGetGpuFabricInfoV(handle, pynvml.byref(info))
+        return {"state": info.state, "status": info.status}
+
+    def field(number: int) -> Any:
+        value = pynvml.nvmlDeviceGetFieldValues(handle, [number])[0]
+        if value.nvmlReturn != pynvml.NVML_SUCCESS:
+            raise pynvml.NVMLError(value.nvmlReturn)
+        return value.value.uiVal
+
+    def peer() -> Any:
+        other = pynvml.nvmlDeviceGetHandleByIndex(1 - gpu_index())
+        return pynvml.nvmlDeviceGetP2PStatus(handle, other, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
+
+    return {
+        "pci_device_id": _ask(lambda: f"0x{pynvml.nvmlDeviceGetPciInfo(handle).pciDeviceId:08X}"),
+        "uncorrected_ecc_errors": _ask(
+            lambda: pynvml.nvmlDeviceGetTotalEccErrors(
+                handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
+            )
+        ),
+        "recovery_action": _ask(field, pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION),
+        "resetless_mig": _ask(field, pynvml.NVML_FI_DEV_IS_RESETLESS_MIG_SUPPORTED),
+        "fabric": _ask(fabric),
+        "nvlink_to_the_other_gpu": _ask(peer),
+    }
 
 
 def _profiles(handle: Any) -> list[dict[str, Any]]:
@@ -115,7 +150,7 @@ def _placements(handle: Any, profile_id: int) -> list[Any]:
     pynvml.nvmlDeviceGetGpuInstancePossiblePlacements(handle, profile_id, None, pynvml.byref(count))
     array = (pynvml.c_nvmlGpuInstancePlacement_t * max(1, count.value))()
     pynvml.nvmlDeviceGetGpuInstancePossiblePlacements(handle, profile_id, array, pynvml.byref(count))
-    return list(array[: count.value])
+    return sorted([one.start, one.size] for one in array[: count.value])
 
 
 def _instances(handle: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 from benchmarks.gpu import series
 from benchmarks.gpu.engine import FLAGS
 from benchmarks.gpu.kit import Kit, Stopwatch, memory_used_bytes
+from benchmarks.gpu.loads import Load, parse
 from benchmarks.gpu.prompts import Prompts
 from tasks.spec import Serving
 
@@ -16,11 +17,11 @@ def offline(
     kit: Kit,
     model: str,
     given: dict[str, Any],
-    loads: list[tuple[int, int, int]],
+    loads: list[Load],
     seed: int,
     on_gpu: bool = True,
 ) -> list[dict[str, Any]]:
-    """One engine, then each of `loads` (prompt tokens, answer tokens, rows), after a first batch that warms it."""
+    """One engine, then each of `loads`, after a first batch that warms it."""
     from vllm import LLM, SamplingParams
 
     serving = Serving(**given)
@@ -29,7 +30,7 @@ def offline(
     engine = LLM(
         model=str(kit.model(model)),
         max_model_len=serving.max_model_len,
-        max_num_seqs=serving.max_num_seqs,
+        max_num_seqs=serving.sequences,
         max_num_batched_tokens=serving.max_num_batched_tokens,
         gpu_memory_utilization=serving.gpu_memory_utilization,
         kv_cache_dtype=serving.kv_cache_dtype,
@@ -41,20 +42,20 @@ def offline(
     start_s = watch.lap_s()
     prompts = Prompts(kit.model(model))
 
-    def generate(rows: int, prompt_tokens: int, answer_tokens: int, seed: int) -> list[Any]:
-        asked: list[Any] = [
-            {"prompt_token_ids": prompts.ids(content)}
-            for content in prompts.contents(rows, prompt_tokens, seed)
+    def prepared(load: Load, seed: int) -> tuple[list[Any], list[Any]]:
+        asked = [{"prompt_token_ids": prompts.ids(content)} for content in prompts.contents(load, seed)]
+        sampling = [
+            SamplingParams(max_tokens=answer, temperature=0.7, ignore_eos=True) for _, answer in load.lengths
         ]
-        sampling = SamplingParams(max_tokens=answer_tokens, temperature=0.7, ignore_eos=True)
-        return list(engine.generate(asked, sampling, use_tqdm=False))
+        return asked, sampling
 
-    generate(min(64, serving.max_num_seqs), 256, 32, seed + 1)
+    engine.generate(*prepared(parse(f"256x32x{min(64, serving.sequences)}"), seed + 1), use_tqdm=False)
     warm_s = watch.lap_s()
     found = []
-    for number, (prompt_tokens, answer_tokens, rows) in enumerate(loads):
+    for number, load in enumerate(loads):
+        given_in = prepared(load, seed + 10 * number)
         with series.Sampler(lambda now_s: series.from_reader(engine.get_metrics(), now_s)) as sampler:
-            outputs = generate(rows, prompt_tokens, answer_tokens, seed + 10 * number)
+            outputs = engine.generate(*given_in, use_tqdm=False)
         stats = [output.metrics for output in outputs if output.metrics is not None]
         found.append(
             {
@@ -62,17 +63,15 @@ def offline(
                 "serving": given,
                 "start_s": start_s,
                 "first_batch_s": warm_s,
-                "rows": rows,
-                "prompt_tokens": prompt_tokens,
-                "answer_tokens": answer_tokens,
-                "max_num_seqs": serving.max_num_seqs,
+                "load": load.name,
+                **load.describe(),
+                "max_num_seqs": serving.sequences,
                 "as_asked": sum(
-                    len(output.prompt_token_ids) == prompt_tokens
-                    and len(output.outputs[0].token_ids) == answer_tokens
-                    for output in outputs
+                    (len(output.prompt_token_ids), len(output.outputs[0].token_ids)) == lengths
+                    for output, lengths in zip(outputs, load.lengths, strict=True)
                 ),
                 "memory_used_bytes": memory_used_bytes(),
-                **series.summary(sampler.samples, rows, serving.max_num_seqs),
+                **series.summary(sampler.samples, load.rows, serving.sequences),
                 "exact": _exact(stats),
             }
         )

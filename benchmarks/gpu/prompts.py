@@ -6,7 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.loads import Load
 from tasks.batch.records import Row
+
+_PROVEN = 8
+"""Prompts at the beginning of a load whose tokens are counted."""
 
 
 class Prompts:
@@ -30,28 +34,38 @@ class Prompts:
         text = f"<|im_start|>user\n{content}<|im_end|>\n<|im_start|>assistant\n"
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
-    def contents(self, rows: int, tokens: int, seed: int, shared: int = 0) -> Iterator[str]:
-        """`rows` messages that make prompts of `tokens` tokens; the first `shared` tokens are the same in all.
+    def contents(self, load: Load, seed: int) -> Iterator[str]:
+        """The messages that make prompts as long as `load` says.
 
         Raises:
             SystemExit: the tokenizer counts otherwise than this class expects.
         """
         chance = random.Random(seed)
-        wanted = tokens - self._around
-        same = self._words(chance, shared) if shared else ""
-        for number in range(rows):
+        same = self._words(chance, load.shared) if load.shared else ""
+        for number, (tokens, _) in enumerate(load.lengths):
+            wanted = tokens - self._around
             content = (
-                f"{same} {self._words(chance, wanted - shared - 1)}" if same else self._words(chance, wanted)
+                f"{same} {self._words(chance, wanted - load.shared - 1)}"
+                if same
+                else self._words(chance, wanted)
             )
-            if number == 0 and self.count(content) != tokens:
+            if number < _PROVEN and self.count(content) != tokens:
                 raise SystemExit(f"a prompt has {self.count(content)} tokens and should have {tokens}")
             yield content
 
-    def rows(self, rows: int, tokens: int, seed: int, shared: int = 0) -> list[Row]:
+    def rows(self, load: Load, seed: int) -> list[Row]:
         """The same as rows for the dispatcher."""
         return [
-            Row(f"row-{number:07d}", _messages(content), tokens)
-            for number, content in enumerate(self.contents(rows, tokens, seed, shared))
+            Row(
+                f"row-{number:07d}",
+                _messages(content),
+                prompt_tokens,
+                answer_tokens,
+                None if load.is_even else json.dumps({"max_tokens": answer_tokens}),
+            )
+            for number, (content, (prompt_tokens, answer_tokens)) in enumerate(
+                zip(self.contents(load, seed), load.lengths, strict=True)
+            )
         ]
 
     def _words(self, chance: random.Random, tokens: int) -> str:

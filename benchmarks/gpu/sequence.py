@@ -18,9 +18,23 @@ from benchmarks.gpu.kit import Kit, Stopwatch
 _WAIT_S = 1.0
 
 
-def carry_out(kit: Kit, plan: Path) -> None:
-    """Carry out the lines of `plan` in order."""
+def carry_out(kit: Kit, plan: Path, gpu: int = 0, cores: str | None = None) -> None:
+    """Carry out the lines of `plan` in order.
+
+    Args:
+        gpu: that its steps work on; another plan may have another one of the machine at the same time.
+        cores: that its steps and all they start run on, as `0-15`.
+    """
     (kit / "logs").mkdir(parents=True, exist_ok=True)
+    if cores is not None:
+        first, last = map(int, cores.split("-"))
+        os.sched_setaffinity(0, range(first, last + 1))
+    os.environ |= {
+        "QWEN_BENCH_GPU": str(gpu),
+        "CUDA_VISIBLE_DEVICES": str(gpu),
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    }
+    log = kit / f"logs/{plan.stem}.log"
     done = 0
     watch = Stopwatch()
     while True:
@@ -32,12 +46,12 @@ def carry_out(kit: Kit, plan: Path) -> None:
         line = lines[done]
         done += 1
         if line == "end":
-            _note(kit, f"{watch.total_s():8.1f} end")
+            _note(log, f"{watch.total_s():8.1f} end")
             return
         beside = line.startswith("+")
         limit_s, *words = shlex.split(line.removeprefix("+"))
-        _note(kit, f"{watch.total_s():8.1f} {'beside' if beside else 'begin '} {' '.join(words)}")
-        process = _start(kit, done, words)
+        _note(log, f"{watch.total_s():8.1f} {'beside' if beside else 'begin '} {' '.join(words)}")
+        process = _start(kit, f"{plan.stem}-{done:02d}", words)
         if beside:
             continue
         try:
@@ -46,12 +60,12 @@ def carry_out(kit: Kit, plan: Path) -> None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             status = "over its time"
-        _note(kit, f"{watch.total_s():8.1f} ended  {' '.join(words)}: {status}")
+        _note(log, f"{watch.total_s():8.1f} ended  {' '.join(words)}: {status}")
 
 
-def _start(kit: Kit, number: int, words: list[str]) -> "subprocess.Popen[bytes]":
+def _start(kit: Kit, name: str, words: list[str]) -> "subprocess.Popen[bytes]":
     environment = "serving" if words[0] == "offline" else "convert" if words[0] == "checkpoint" else "project"
-    log = kit / f"logs/{number:02d}-{words[0]}.log"
+    log = kit / f"logs/{name}-{words[0]}.log"
     with log.open("ab") as output:
         return subprocess.Popen(
             [str(kit.python(environment)), "-m", "benchmarks.gpu", *words],
@@ -64,7 +78,7 @@ def _start(kit: Kit, number: int, words: list[str]) -> "subprocess.Popen[bytes]"
         )
 
 
-def _note(kit: Kit, line: str) -> None:
-    with (kit / "logs/sequence.log").open("a") as log:
+def _note(path: Path, line: str) -> None:
+    with path.open("a") as log:
         log.write(line + "\n")
     print(line, file=sys.stderr, flush=True)

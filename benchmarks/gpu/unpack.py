@@ -17,6 +17,9 @@ from pathlib import Path
 
 ENVIRONMENTS = ("project", "serving", "convert")
 
+_TOLD_BY_METADATA = ("torch", "transformers", "safetensors")
+"""Whose versions the pipeline reads in an environment, without importing them."""
+
 _VLLM = """\
 import sys
 
@@ -39,6 +42,9 @@ def main() -> None:
         jobs += [(path, kit / "checkout") for path in (pack / "checkout").glob("*.txz")]
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(lambda job: _extract(*job), jobs))
+    # As an installer does: else the first start of a worker compiles every module that it imports.
+    folders = sorted({str(target) for _, target in jobs})
+    subprocess.run([sys.executable, "-m", "compileall", "-q", "-j", "0", *folders], check=False)
     print(f"{len(jobs)} file(s) unpacked below {kit}")
 
 
@@ -56,8 +62,9 @@ def _make(kit: Path, name: str) -> None:
     beside = site.getsitepackages()[0]
     # A line of a .pth file is a folder that is searched after the environment's own packages.
     (packages(kit, name) / "beside.pth").write_text(f"{kit / 'checkout'}\n{beside}\n")
-    for found in Path(beside).glob("torch-*.dist-info"):
-        (packages(kit, name) / found.name).symlink_to(found)  # preflight reads the version there
+    for package in _TOLD_BY_METADATA:
+        for found in Path(beside).glob(f"{package}-*.dist-info"):
+            (packages(kit, name) / found.name).symlink_to(found)
     (place / "bin" / "vllm").write_text(_VLLM)
 
 

@@ -1,8 +1,6 @@
-"""Starting, killing and stopping a pool by the project's own stages, each timed and each looked at afterwards."""
+"""Starting and stopping a pool by the project's own stages, each timed and each looked at afterwards."""
 
-import os
 import re
-import signal
 import time
 import urllib.error
 import urllib.request
@@ -12,8 +10,8 @@ from typing import Any
 
 from benchmarks.gpu.deployment import Deployment
 from benchmarks.gpu.kit import Stopwatch, memory_used_bytes, processes_on_gpu
-from tasks.gpu import inventory
-from tasks.reap import as_facts, reap
+from benchmarks.gpu.traces import Traces
+from tasks.cli.workers import workers_of
 from tasks.serving import leftovers, pools
 
 _STATE = re.compile(r"^(?P<at>\S+ \S+) INFO \S+: worker-0: (?P<state>[a-z]+):")
@@ -44,11 +42,19 @@ def start(at: Deployment, run_id: str, model: str, serving: dict[str, Any]) -> d
         "start_again_changed": again.changed,
         "seconds": watch.total_s(),
         "states": _states(at.log(run_id, "keeper")),
+        "startup": startup(at, run_id),
         "memory_used_bytes": memory_used_bytes(),
         "cache_bytes_before": before,
         "cache_bytes_after": _size(cache),
-        "vllm_says": _told(at.log(run_id, "worker-0")),
+        "vllm_says": told(at.log(run_id, "worker-0")),
     }
+
+
+def startup(at: Deployment, run_id: str) -> dict[str, Any]:
+    """What the ledger holds of the newest start of the run's worker: timeline, first requests, cache."""
+    with at.ledger() as ledger:
+        (worker,) = workers_of(ledger, run_id)
+    return {"attempt": worker["attempt"], **(worker["startup"] or {})}
 
 
 def stop(at: Deployment, run_id: str) -> dict[str, Any]:
@@ -56,6 +62,7 @@ def stop(at: Deployment, run_id: str) -> dict[str, Any]:
     before = memory_used_bytes()
     with at.ledger() as ledger:
         leaders = pools.leaders(pools.attempts(ledger, run_id))
+        pool = pools.open_pool(ledger, run_id)
     was = len(leftovers.workers(run_id, leaders))
     stopped = at.execute("stop", run_id)
     left = len(leftovers.workers(run_id, leaders)) + len(leftovers.keepers(run_id))
@@ -70,97 +77,12 @@ def stop(at: Deployment, run_id: str) -> dict[str, Any]:
         "restore_s": restored.seconds,
         "processes_before": was,
         "processes_after": left,
+        "memory_before_the_pool_bytes": sum(pool.memory_before.values()) if pool else None,
         "memory_before_bytes": before,
         "memory_after_bytes": after,
         "processes_on_gpu": processes_on_gpu(),
+        "traces": Traces.now(at).since_begin(at),
         "says": stopped.message,
-    }
-
-
-def kill_api_server(at: Deployment, run_id: str, patience_s: float = 420.0) -> dict[str, Any]:
-    """SIGKILL of the API server alone: what it leaves behind, and when the keeper has a worker ready again."""
-    with at.ledger() as ledger:
-        leader = pools.leaders(pools.attempts(ledger, run_id))[-1]
-    pool, key = at.pool(run_id)
-    assert pool.registry is not None
-    session = leftovers.session_of(leader)
-    before = memory_used_bytes()
-    watch = Stopwatch()
-    os.kill(leader.pid, signal.SIGKILL)
-    seen: list[dict[str, Any]] = []
-    freed_s = ready_s = None
-    lowest = before
-    while watch.total_s() < patience_s:
-        alive = [process for process in session if process.is_alive()]
-        used = memory_used_bytes()
-        lowest = min(lowest, used) if lowest is not None and used is not None else lowest
-        worker = registered(pool.registry, key)[0]
-        state = (worker["state"], worker["attempt"], len(alive))
-        if not seen or seen[-1]["state"] != list(state):
-            seen.append({"at_s": watch.total_s(), "state": list(state), "memory_used_bytes": used})
-        if freed_s is None and not alive:
-            freed_s = watch.total_s()
-        if worker["state"] == "ready" and worker["attempt"] > 1:
-            ready_s = watch.total_s()
-            break
-        time.sleep(0.1)
-    return {
-        "run": run_id,
-        "processes_of_the_server": len(session),
-        "memory_before_bytes": before,
-        "lowest_memory_seen_bytes": lowest,
-        "old_processes_gone_s": freed_s,
-        "ready_again_s": ready_s,
-        "seen": seen,
-        "vllm_says": _told(at.log(run_id, "worker-0")),
-    }
-
-
-def kill_keeper_and_reap(at: Deployment, run_id: str) -> dict[str, Any]:
-    """SIGKILL of the keeper: the servers must go with it, and reap must find and end what is left."""
-    pool, _ = at.pool(run_id)
-    assert pool.keeper is not None
-    with at.ledger() as ledger:
-        leaders = pools.leaders(pools.attempts(ledger, run_id))
-    before = memory_used_bytes()
-    was = leftovers.workers(run_id, leaders)
-    watch = Stopwatch()
-    os.kill(pool.keeper.pid, signal.SIGKILL)
-    time.sleep(2.0)
-    orphans = leftovers.workers(run_id, leaders)
-    memory_with_orphans = memory_used_bytes()
-    waited_s = watch.lap_s()
-    report = reap(at.settings)
-    reap_s = watch.lap_s()
-    left = leftovers.workers(run_id, leaders)
-    after = memory_used_bytes()
-    restored = at.execute("restore", run_id)
-    return {
-        "run": run_id,
-        "processes_before": len(was),
-        "orphans_after_kill": len(orphans),
-        "waited_s": waited_s,
-        "memory_before_bytes": before,
-        "memory_before_reap_bytes": memory_with_orphans,
-        "reap_s": reap_s,
-        "report": as_facts(report),
-        "processes_after": len(left),
-        "memory_after_bytes": after,
-        "restore": restored.message,
-    }
-
-
-def read_inventory(at: Deployment) -> dict[str, Any]:
-    """What the project reads of this node."""
-    found = inventory.read(at.settings)
-    return {
-        "describe": found.describe(),
-        "gpus": [
-            {"index": gpu.index, "name": gpu.name, "memory_bytes": gpu.memory_bytes, "mig_mode": gpu.mig_mode}
-            for gpu in found.gpus
-        ],
-        "driver_version": found.driver_version,
-        "cuda_version": found.cuda_version,
     }
 
 
@@ -191,7 +113,8 @@ def _states(log: Path) -> list[dict[str, Any]]:
     ]
 
 
-def _told(log: Path) -> list[str]:
+def told(log: Path) -> list[str]:
+    """What the log of a worker says of its start, as far as it has numbers."""
     text = log.read_text(errors="replace") if log.exists() else ""
     found = [match[0][:200] for match in _TOLD.finditer(text)]
     return list(dict.fromkeys(line for line in found if re.search(r"\d", line)))[-40:]

@@ -1,6 +1,6 @@
 """A tiny Qwen3.5: the real architecture, trained here for about a minute.
 
-    .envs/convert/bin/python -m demo.models.tiny_qwen35 OUT
+    .envs/convert/bin/python -m demo.models.tiny_qwen35 OUT [SEED]
 
 It exists so that the hybrid layers of Qwen3.5 (three of gated delta net, one of full attention), its
 tokenizer and its chat form pass through the whole pipeline without a hub. It has learned from Python's own
@@ -15,6 +15,7 @@ import math
 import os
 import platform
 import sys
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -84,25 +85,30 @@ that knows only how frequent each token is has {unigram_perplexity:.0f}, one tha
 """
 
 
-def build(out: Path) -> bool:
-    """Make the model at `out`; False when it is already there, whole."""
+def build(out: Path, seed: int = SEED) -> bool:
+    """Make the model at `out`; False when it is already there, whole.
+
+    Args:
+        seed: of its first weights and of the order in which it sees the texts.
+    """
     here = Path(__file__)
     recipe = [here, *(here.with_name(name) for name in ("corpus.py", "muon.py", "qwen_rules.py"))]
     inputs = {
         "python": platform.python_version(),
+        "seed": str(seed),
         **{package: version(package) for package in ("torch", "transformers", "tokenizers", "safetensors")},
         **{source.name: sha256_of(source) for source in [*recipe, Path(prompt_sources.__file__)]},
     }
-    return build_once(out, inputs, _write_model)
+    return build_once(out, inputs, partial(_write_model, seed=seed))
 
 
-def _write_model(folder: Path) -> None:
+def _write_model(folder: Path, seed: int) -> None:
     # Threads that spin while they wait slow each other down when the machine has other work.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     import torch
 
     torch.set_num_threads(THREADS)
-    torch.manual_seed(SEED)
+    torch.manual_seed(seed)
     torch.use_deterministic_algorithms(True)
 
     texts = corpus()
@@ -112,7 +118,7 @@ def _write_model(folder: Path) -> None:
         for part in (texts.training, texts.held_out)
     )
     model = _new_model(tokenizer)
-    _train(model, training)
+    _train(model, training, seed)
     model.to(torch.bfloat16)  # measured as it is shipped
     metrics = {
         "held_out_perplexity": round(_perplexity(model, held_out), 2),
@@ -154,14 +160,14 @@ def _new_model(tokenizer: Any) -> Any:
     return model
 
 
-def _train(model: Any, tokens: Any) -> None:
+def _train(model: Any, tokens: Any, seed: int) -> None:
     import torch
     from torch.nn.functional import cross_entropy
 
     matrices, others = _parameters(model)
     muon = Muon(matrices)
     adamw = torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0)
-    chance = torch.Generator().manual_seed(SEED)
+    chance = torch.Generator().manual_seed(seed)
     model.train()
     for step in range(STEPS):
         share = min(1.0, (step + 1) / WARM_UP_STEPS) * (1 - 0.95 * step / STEPS)
@@ -236,4 +242,4 @@ def _write_tokenizer(tokenizer: Any, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    print(json.dumps({"model": sys.argv[1], "built": build(Path(sys.argv[1]))}))
+    print(json.dumps({"model": sys.argv[1], "built": build(Path(sys.argv[1]), *map(int, sys.argv[2:3]))}))

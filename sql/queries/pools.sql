@@ -171,7 +171,8 @@ select
     pool_worker.boot_id,
     pool_worker.pid,
     pool_worker.start_ticks,
-    pool_worker.shared_memory
+    pool_worker.shared_memory,
+    pool.ended_at is not null as pool_ended
 from pool_worker
 inner join pool on pool_worker.pool_id = pool.pool_id
 where pool.run_id = :run_id

@@ -15,8 +15,9 @@ from typing import Any
 import aiohttp
 
 from tasks.batch import segments
-from tasks.batch.dispatch import Dispatcher, Tally
+from tasks.batch.dispatch import Dispatcher
 from tasks.batch.engine import Asking, Engine
+from tasks.batch.outcomes import Tally
 from tasks.batch.pace import Pace
 from tasks.batch.records import Result, Row
 from tasks.batch.routing import Pool

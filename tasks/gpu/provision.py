@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tasks.contract import Context, Outcome, why_no_pool
-from tasks.errors import Busy, Fenced, InputError, StageError, StageFailed
+from tasks.errors import Busy, InputError, StageFailed
 from tasks.gpu import cutting, demand, inventory, nvml, record, sizing, slots
 from tasks.gpu.demand import Demand, GpuLayouts, Taken
 from tasks.gpu.inventory import Inventory
@@ -71,14 +71,8 @@ def apply(plan: Plan, context: Context) -> None:
     lease, taken = _take(context)
     if isinstance(context.run.spec.layout, CpuLayout):
         return
-    try:
-        cutting.cut(context, lease, taken or _again(context, lease))
-        leases.renew(context.claim, lease.lease_id, context.settings.lease_s)
-    except Fenced:
-        raise
-    except StageError as error:
-        leases.abandon(context.claim, lease.lease_id, f"provision failed: {str(error)[:500]}")
-        raise
+    cutting.cut(context, lease, taken or _again(context, lease))
+    leases.renew(context.claim, lease.lease_id, context.settings.lease_s)
 
 
 def verify(context: Context) -> Outcome:

@@ -123,17 +123,17 @@ class Estimate:
 def estimate(shape: ModelShape, weights_bytes: int, serving: Serving) -> Estimate:
     """What one worker needs that serves a release of `weights_bytes`."""
     per_token = kv_cache_bytes_per_token(shape, serving.kv_cache_dtype)
-    whole = serving.max_num_seqs * serving.max_model_len * per_token
+    whole = serving.sequences * serving.max_model_len * per_token
     if serving.kv_cache_memory_mb is not None:
         whole = serving.kv_cache_memory_mb * _MIB
     graphs = 0 if serving.enforce_eager else _GRAPHS_BYTES
     activations = serving.max_num_batched_tokens * shape.hidden_size * _ACTIVATIONS
-    logits = serving.max_num_seqs * shape.vocabulary * 4
+    logits = serving.sequences * shape.vocabulary * 4
     return Estimate(
         weights=weights_bytes,
         kv_cache=whole,
         kv_cache_least=serving.max_model_len * per_token,
-        recurrent_state=serving.max_num_seqs * recurrent_state_bytes(shape),
+        recurrent_state=serving.sequences * recurrent_state_bytes(shape),
         overhead=_CUDA_BYTES + graphs + activations + logits,
         utilization=serving.gpu_memory_utilization,
     )

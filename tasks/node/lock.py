@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tasks.errors import Busy
-from tasks.node.processes import this_process
+from tasks.node.processes import Process, this_process
 
 _POLL_S = 0.05
 
@@ -43,6 +43,18 @@ def held(path: Path, purpose: str, wait_s: float) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def holder(path: Path) -> Process | None:
+    """Who holds the lock at `path`, or held it last; None when nobody has said so.
+
+    Worth something only right after `held` said busy: who has let go of the lock stays named.
+    """
+    try:
+        said = json.loads(path.read_bytes())
+        return Process(said["pid"], said["start_ticks"], said["boot_id"], said["host"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _acquire(descriptor: int, path: Path, wait_s: float) -> None:

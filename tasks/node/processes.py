@@ -29,6 +29,9 @@ _PASSED_ON = (
 )
 """Of the parent's environment; OpenBLAS's two name the processor where it would guess wrong."""
 
+_KILL_WAIT_S = 10.0
+"""For the kernel to take a killed process away; its memory may have to be given back first."""
+
 _SECRET = ("QWEN_PIPELINE_LEDGER_URL",)
 """Settings that hold a secret themselves stay with the process that was given them."""
 
@@ -148,15 +151,16 @@ def part_of(process: Process) -> str | None:
 def end(processes: Iterable[Process], grace_s: float) -> list[Process]:
     """SIGTERM, then SIGKILL after `grace_s`, each through a pidfd, so that no other process is ever hit.
 
-    Returns those that still live (a process in uninterruptible sleep), which is normally none. A process of
-    another host or boot is not touched and not returned.
+    A stopped process (state T) hears no SIGTERM, so it gets no grace. Returns those that still live (a process in
+    uninterruptible sleep), which is normally none. A process of another host or boot is not touched and not
+    returned.
     """
     alive = [process for process in processes if process.is_alive() and process.pid != os.getpid()]
-    for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 10.0)):
-        if number is signal.SIGTERM and grace_s <= 0:
-            continue
-        alive = _signal_and_wait(alive, number, wait_s)
-    return alive
+    deaf = [process for process in alive if grace_s <= 0 or process.is_stopped()]
+    survivors = _signal_and_wait(deaf, signal.SIGKILL, _KILL_WAIT_S)
+    hearing = [process for process in alive if process not in deaf]
+    patient = _signal_and_wait(hearing, signal.SIGTERM, grace_s)
+    return survivors + _signal_and_wait(patient, signal.SIGKILL, _KILL_WAIT_S)
 
 
 def end_all(search: Callable[[], list[Process]], grace_s: float, rounds: int = 5) -> list[Process]:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from tasks import tuning
 from tasks.contract import Context
 from tasks.errors import InputError
 from tasks.gpu import demand, inventory, sizing
@@ -11,9 +12,11 @@ from tasks.gpu.provision import ask, refuse_other_node
 from tasks.gpu.sizing import Estimate
 from tasks.gpu.slots import cpu_devices, refuse_parallel_workers
 from tasks.ledger import leases
-from tasks.preflight.check import Check, look
-from tasks.preflight.model import release_on_disk
+from tasks.preflight.check import Check, Poor, look
+from tasks.preflight.model import OnDisk, release_on_disk
+from tasks.serving import flags
 from tasks.spec import CpuLayout, TensorParallelLayout
+from tasks.tuning import Line
 
 _GIB = 1 << 30
 
@@ -32,6 +35,8 @@ def layout_checks(context: Context) -> list[Check]:
         checks.append(look("layout.cpu", "memory for every worker", lambda: _memory(context, layout)))
     else:
         checks.append(look("layout.memory", "a device holds a worker", lambda: _device_memory(context)))
+    if isinstance(layout, TensorParallelLayout):
+        checks.append(look("serving.max_num_seqs", "as measured, if it was", lambda: _sequences(context)))
     return checks
 
 
@@ -55,7 +60,40 @@ def workers(context: Context) -> int:
 def needs_of(context: Context) -> Estimate | None:
     """The memory of one worker on a GPU: of the release, or, before it is made, guessed from the download."""
     found = release_on_disk(context)
-    return sizing.of_folder(found.folder, found.weights_bytes, context.run.spec.serving) if found else None
+    if found is None:
+        return None
+    serving = tuning.settled(context.run.spec.serving, _measured(context, found))
+    return sizing.of_folder(found.folder, found.weights_bytes, serving)
+
+
+def _measured(context: Context, found: OnDisk) -> Line | None:
+    """What was measured of this model on these GPUs, by workers of one whole GPU each."""
+    spec = context.run.spec
+    if not isinstance(spec.layout, TensorParallelLayout) or spec.layout.tensor_parallel > 1:
+        return None
+    config = tuning.config_of(found.folder)
+    scheme = None if "quantization_config" in config else spec.convert.scheme
+    names = {gpu.name for gpu in inventory.read(context.settings).gpus}
+    return tuning.find(names.pop(), config, scheme) if len(names) == 1 else None
+
+
+def _sequences(context: Context) -> str | Poor:
+    """How many each worker decodes at once, and what is known of that."""
+    serving, found = context.run.spec.serving, release_on_disk(context)
+    line = _measured(context, found) if found else None
+    sequences = tuning.settled(serving, line).sequences
+    if found is None:
+        return f"{sequences}, unless more was measured for the model: that is known once it is downloaded"
+    if line is None or not tuning.is_as_measured(serving):
+        return f"{sequences}: nothing was measured for this GPU, model, scheme and memory"
+    known = line.describe(flags.version(context.settings.serving_flags))
+    if sequences != line.max_num_seqs:
+        return Poor(f"{sequences}, as the spec says", f"leave it out, for {line.max_num_seqs}. {known}")
+    return (
+        Poor(f"{sequences}. {known}", f"convert.scheme: {line.better}")
+        if line.better
+        else f"{sequences}. {known}"
+    )
 
 
 def _right_node(context: Context) -> str:

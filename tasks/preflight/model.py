@@ -8,6 +8,7 @@ from tasks.contract import Context
 from tasks.errors import StageFailed, Unavailable
 from tasks.preflight.check import Check, look
 from tasks.weights import hub, store, tensors
+from tasks.weights.folder import is_folder, size_of
 
 _GIB = 1 << 30
 
@@ -73,11 +74,13 @@ def _disk(context: Context) -> str:
 
 
 def _model_bytes(context: Context) -> int | None:
-    """Size of the pinned repository; None when nobody can say now, which `download` explains if it must."""
+    """Size of the pinned repository or folder; None when nobody can say now, which `download` explains if it must."""
     settings, repo, commit = context.settings, context.run.spec.model.repo, context.run.pins["commit"]
     manifest = store.read_manifest(store.download_folder(settings, repo, commit) / store.DOWNLOAD_MANIFEST)
     if manifest is not None:
         return manifest.bytes
+    if is_folder(repo):
+        return size_of(Path(repo))
     if settings.hub_offline:
         return None
     try:

@@ -81,7 +81,7 @@ def _conntrack(context: Context) -> str | Poor:
     if most is None or now is None:
         return "connections are not tracked"
     try:
-        sequences = context.run.spec.serving.max_num_seqs * workers(context)
+        sequences = context.run.spec.serving.sequences * workers(context)
     except StageError:
         return "not known, because the layout does not fit"
     wanted = sequences * _CONNECTIONS_PER_SEQUENCE

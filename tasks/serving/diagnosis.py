@@ -1,5 +1,6 @@
 """Why a worker ended: read from its log, with the few lines that matter and who can help."""
 
+import errno
 import re
 import signal
 from dataclasses import dataclass
@@ -59,7 +60,8 @@ KNOWN = (
     ),
     _known(
         "bad flag",
-        r"unrecognized arguments|error: argument |invalid choice:|error: the following arguments",
+        r"unrecognized arguments|error: argument |invalid choice:|error: the following arguments|"
+        r"No common block size",
         Remedy.USER,
         "vLLM refused a flag: correct serving.extra_args",
     ),
@@ -69,6 +71,13 @@ KNOWN = (
         r"does not recognize this architecture",
         Remedy.USER,
         "the installed vLLM cannot serve this architecture: choose another model.repo, or a newer vLLM",
+    ),
+    _known(
+        "wrong dtype",
+        r"CPU GDN attention requires BF16",
+        Remedy.USER,
+        "on a CPU vLLM computes this architecture's gated delta nets in bfloat16 alone: set serving.dtype to bfloat16 "
+        "or auto",
     ),
     _known(
         "out of memory",
@@ -102,30 +111,59 @@ KNOWN = (
 )
 """In this order: a traceback of one failure often ends in the words of a later one."""
 
+_PASSES = frozenset([errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE])
+"""What a node may be short of for a while: disk, processes, memory, files."""
+
 _LOOKS_BAD = re.compile(r"\b(ERROR|CRITICAL|\w*Error|\w*Exception|Traceback|error:|fatal|Killed)")
 
 _CAUSE = re.compile(r"\b[A-Z]\w*(?:Error|Exception): (?!Engine core initialization failed)")
 """The line that ends a traceback; the API server's own only points to that of its engine."""
 
+_PREFIX = re.compile(r"^(\(\w+ pid=\d+\) )?((ERROR|CRITICAL) \S+ \S+ \[[^\]]*\] )?")
+"""Of a line of vLLM's: who says it, and when."""
+
 _HARMLESS = re.compile(r"\b(DEBUG|INFO|WARNING)\b \d\d-\d\d ")
 """vLLM's own lines that are no error: they mention files that it does without."""
 
 
-def of_exit(worker_id: str, log: Path, status: int) -> Diagnosis:
+def not_started(worker_id: str, error: OSError) -> Diagnosis:
+    """For a server that could not even be spawned."""
+    remedy = Remedy.RETRY if error.errno in _PASSES else Remedy.OPERATOR
+    return Diagnosis("not started", remedy, f"{worker_id} cannot be started: {error}")
+
+
+def of_exit(worker_id: str, log: Path, status: int, kernel_killed: int = 0) -> Diagnosis:
     """Why the worker's server ended, whose output is in `log`.
 
     Args:
         status: as subprocess reports it: negative for a signal.
+        kernel_killed: how many processes the kernel has ended for want of memory while it lived.
     """
     if -status in (signal.SIGKILL, signal.SIGTERM):
         # The log of a healthy server that somebody killed says nothing about that, only about other things.
         name = signal.Signals(-status).name
+        if kernel_killed and status == -signal.SIGKILL:
+            return _for_want_of_memory(worker_id, kernel_killed, log)
         says = (
-            f"{worker_id} was killed by {name}; when nobody did that, it was the kernel, for want of memory"
+            f"{worker_id} was killed by {name} from outside: its keeper did not do that, and the kernel killed "
+            f"nothing for want of memory"
         )
         return Diagnosis("killed", Remedy.RETRY, says)
     how = f"died of {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
-    return of_log(worker_id, log, how)
+    why = of_log(worker_id, log, how)
+    # A killed engine takes its server along, which does not know why.
+    return (
+        _for_want_of_memory(worker_id, kernel_killed, log) if kernel_killed and why.kind == "unknown" else why
+    )
+
+
+def _for_want_of_memory(worker_id: str, kernel_killed: int, log: Path) -> Diagnosis:
+    says = (
+        f"{worker_id} ended while the kernel killed {kernel_killed} process(es) of this host for want of memory: "
+        f"lower serving.kv_cache_memory_mb or max_model_len, lay out fewer workers, or let fewer load at once (the "
+        f"setting starts_at_once); its log is {log}"
+    )
+    return Diagnosis("host out of memory", Remedy.RETRY, says)
 
 
 def of_log(worker_id: str, log: Path, how: str) -> Diagnosis:
@@ -140,11 +178,21 @@ def of_log(worker_id: str, log: Path, how: str) -> Diagnosis:
         said = [line for line in bad if known.pattern.search(line)]
         if said:
             return Diagnosis(
-                known.kind, known.remedy, _message(worker_id, how, known.says, said[:_LINES], log)
+                known.kind, known.remedy, _message(worker_id, how, known.says, _different(said)[:_LINES], log)
             )
     causes = [line for line in bad if _CAUSE.search(line)]
     said = causes or [line for line in bad if _LOOKS_BAD.search(line)] or lines
-    return Diagnosis("unknown", Remedy.RETRY, _message(worker_id, how, "", said[-_LINES:], log))
+    return Diagnosis("unknown", Remedy.RETRY, _message(worker_id, how, "", _different(said)[-_LINES:], log))
+
+
+def _different(lines: list[str]) -> list[str]:
+    """Without those that say again what one before them has said: each process that fails passes it on."""
+    kept: dict[str, str] = {}
+    for line in lines:
+        text = _PREFIX.sub("", line).strip()
+        if not any(text in other for other in kept):
+            kept[text] = line
+    return list(kept.values())
 
 
 def _message(worker_id: str, how: str, why: str, said: list[str], log: Path) -> str:

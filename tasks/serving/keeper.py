@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tasks import pool_key
+from tasks import pool_key, tuning
 from tasks import settings as deployment
 from tasks.errors import InputError, StageError
 from tasks.ledger import Claim, Ledger, Run
@@ -29,12 +29,23 @@ from tasks.ledger import load as load_run
 from tasks.ledger.claims import facts_of
 from tasks.node import lock
 from tasks.node.processes import this_process
-from tasks.serving import compile_cache, log_files, pools, ports, prewarm, probes, registry, scratch
+from tasks.serving import (
+    compile_cache,
+    device_memory,
+    log_files,
+    pools,
+    ports,
+    prewarm,
+    probes,
+    registry,
+    scratch,
+)
 from tasks.serving.line import Line, now_s
 from tasks.serving.pools import Pool
 from tasks.serving.server import Job
 from tasks.serving.worker import Worker
 from tasks.settings import Settings
+from tasks.spec import Serving
 
 log = logging.getLogger("tasks.serving.keeper")
 
@@ -49,7 +60,8 @@ _LONGER_S = 3600.0
 
 _LAST_WRITES_S = 3.0
 _WATCH_S = 0.2
-_LOGS_EVERY_S = 30.0
+_CLEAN_EVERY_S = 30.0
+_OWN_LOG = "keeper"
 _DRAIN_POLL_S = 0.1
 
 
@@ -126,7 +138,8 @@ class Keeper:
 
     async def _until_over(self, tending: list["asyncio.Task[None]"]) -> None:
         # Ending takes a while too, and must be over when the lease is.
-        margin_s = min(self._settings.stop_grace_s, self._settings.lease_s / 4, _FIRST_RENEWAL_S / 4)
+        ending_s = self._settings.drain_s + self._settings.stop_grace_s + _LAST_WRITES_S
+        margin_s = min(ending_s, self._settings.lease_s / 4, _FIRST_RENEWAL_S / 4)
         while self._why_over is None:
             if now_s() > self._ends_at - margin_s:
                 self._end("the lease expires and could not be renewed")
@@ -151,19 +164,23 @@ class Keeper:
             )
 
     async def _keep_the_disk_free(self) -> None:
-        settings = self._settings
-        await asyncio.to_thread(compile_cache.forget_old, settings)
         while True:
-            for worker in self._workers:
-                log_file = self._job.log(worker.worker_id)
-                await asyncio.to_thread(
-                    log_files.bound, log_file, settings.log_max_mb * 2**20, settings.log_keep
-                )
-            await asyncio.sleep(_LOGS_EVERY_S)
+            try:
+                await asyncio.to_thread(self._clean_up)
+            except OSError as error:
+                # A disk that fails is no reason to end a pool that serves.
+                log.warning("logs and old caches are not bounded for the moment: %s", error)
+            await asyncio.sleep(_CLEAN_EVERY_S)
+
+    def _clean_up(self) -> None:
+        settings = self._settings
+        for name in (_OWN_LOG, *(worker.worker_id for worker in self._workers)):
+            log_files.bound(self._job.log(name), settings.log_max_mb * 2**20, settings.log_keep)
+        compile_cache.forget_old(settings)
 
     def _tail(self, worker_id: str, lines: int) -> list[str] | None:
         """The newest lines of a worker's log, or of `keeper`'s; None for a name that is none of these."""
-        if worker_id not in {"keeper", *(worker.worker_id for worker in self._workers)}:
+        if worker_id not in {_OWN_LOG, *(worker.worker_id for worker in self._workers)}:
             return None
         return log_files.tail(self._job.log(worker_id), lines)
 
@@ -254,22 +271,36 @@ def _keep(pool_id: str, epoch: int, settings: Settings) -> int:
         claim = Claim(ledger, pool.run_id, "keeper", epoch)
         claim.hand_over(this_process())
         prepared = facts_of(ledger, pool.run_id, "prepare") or {}
+        serving = _settled(run.spec.serving, pool, settings)
         ledger.close()  # from here on only the line speaks to it
         job = Job(
             pool_id,
             pool.run_id,
             pool.wanted.release_id,
             pool.wanted.release_path,
-            run.spec.serving,
+            serving,
             pool_key.derive(settings.secret(), pool_id),
             settings,
-            prewarm.shapes_of(run.spec, prepared),
+            prewarm.shapes_of(run.spec.model_copy(update={"serving": serving}), prepared),
         )
         lock_file = settings.locks / f"{pool.run_id}-keeper.lock"
         with lock.held(lock_file, f"keeper of pool {pool_id}", settings.lock_wait_s):
             reason = asyncio.run(Keeper(pool, job, claim, useful_s(run, settings)).keep())
     log.info("ended: %s", reason)
     return 0
+
+
+def _settled(serving: Serving, pool: Pool, settings: Settings) -> Serving:
+    """What the spec leaves open, from the table of what was measured on one whole GPU."""
+    slots = pool.wanted.slots
+    whole = all(slot.kind == "gpus" and len(slot.uuids) == 1 for slot in slots)
+    kinds = {device_memory.kind(slot, settings) for slot in slots} if whole else set()
+    gpu = kinds.pop() if len(kinds) == 1 else ""
+    line = tuning.find(gpu, tuning.config_of(pool.wanted.release_path))
+    found = tuning.settled(serving, line)
+    if line is not None and found != serving:
+        log.info("serving.max_num_seqs is %d: %s", found.sequences, line.why)
+    return found
 
 
 def useful_s(run: Run, settings: Settings) -> float:

@@ -79,7 +79,7 @@ def arguments(
         *("--port", str(port)),
         *("--served-model-name", release_id),
         *("--max-model-len", str(serving.max_model_len)),
-        *("--max-num-seqs", str(serving.max_num_seqs)),
+        *("--max-num-seqs", str(serving.sequences)),
         *("--max-num-batched-tokens", str(serving.max_num_batched_tokens)),
         *("--kv-cache-dtype", serving.kv_cache_dtype),
         "--enable-prefix-caching" if serving.prefix_caching else "--no-enable-prefix-caching",
@@ -92,7 +92,7 @@ def arguments(
     if serving.kv_offload_gb is not None:
         words += ["--kv-offloading-size", str(serving.kv_offload_gb)]
     if _QUEUE_LIMIT in (known_flags or ()):
-        words += [f"--{_QUEUE_LIMIT}", str(_QUEUE_FACTOR * serving.max_num_seqs + _QUEUE_SPARE)]
+        words += [f"--{_QUEUE_LIMIT}", str(_QUEUE_FACTOR * serving.sequences + _QUEUE_SPARE)]
     for name, value in sorted(serving.extra_args.items()):
         words += flags.words(name, value)
     return words

@@ -1,7 +1,8 @@
 """Logs of workers and keepers: bounded in size, and their newest lines for whoever asks.
 
 A server writes to the file that it was given, so the file is copied and emptied while it stays open (appending
-goes on at its new end). Lines that are written between the two are lost; nothing depends on them.
+goes on at its new end). Lines that are written between the two are lost, and so is the whole text when the disk is
+too full for the copy: nothing depends on them.
 """
 
 import os
@@ -25,7 +26,11 @@ def bound(log: Path, max_bytes: int, keep: int) -> None:
         if log.stat().st_size <= max_bytes:
             return
         _shift(log, keep)
-        shutil.copyfile(log, _numbered(log, 1))
+        aside = _numbered(log, 1)
+        try:
+            shutil.copyfile(log, aside)
+        except OSError:
+            aside.unlink(missing_ok=True)
         os.truncate(log, 0)
 
 

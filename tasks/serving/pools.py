@@ -56,6 +56,8 @@ class Attempt:
     """The server; its session is that of all it forked. None: intended, perhaps never started."""
     shared_memory: tuple[str, ...] = ()
     """Files in /dev/shm that its processes had open when it was ready."""
+    is_over: bool = False
+    """Whether its pool is recorded as ended: whoever wrote that had looked, and nothing of it was left."""
 
 
 def intend(
@@ -122,6 +124,7 @@ def attempts(ledger: Ledger, run_id: str) -> list[Attempt]:
             row["first_port"],
             _process(row),
             tuple(row["shared_memory"]),
+            row["pool_ended"],
         )
         for row in rows
     ]
@@ -140,8 +143,11 @@ def run_is_open(connection: Connection, claim: Claim) -> bool:
 
 
 def leaders(found: Iterable[Attempt]) -> list[Process]:
-    """The servers that were started, as far as they are written down."""
-    return [attempt.leader for attempt in found if attempt.leader is not None]
+    """The servers that were started, as far as they are written down; not those of pools that have ended.
+
+    The number of a session that is over may come back as another program's, whose leader is gone as well.
+    """
+    return [attempt.leader for attempt in found if attempt.leader is not None and not attempt.is_over]
 
 
 def shared_memory(found: Iterable[Attempt]) -> set[str]:
@@ -149,7 +155,7 @@ def shared_memory(found: Iterable[Attempt]) -> set[str]:
     return {
         path
         for attempt in found
-        if attempt.leader is not None and attempt.leader.is_local()
+        if attempt.leader is not None and attempt.leader.is_local() and not attempt.is_over
         for path in attempt.shared_memory
     }
 

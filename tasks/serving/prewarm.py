@@ -1,14 +1,14 @@
 """The first requests of a worker: the shapes that the batch will bring, until they are no longer slow.
 
-Kernels are compiled when a shape is first met: the first batch of a 9B model ran at half speed. So rounds of
-requests are sent, each as many at once as the engine decodes, until a round is hardly faster than the one
-before it. What they were and how long they took goes to the ledger.
+On a GPU kernels are compiled when a shape is first met: the first batch of a 9B model ran at half speed. So rounds
+of requests are sent, each as many at once as the engine decodes, until a round is hardly faster than the one
+before it. What they were and how long they took goes to the ledger. On a CPU vLLM compiles nothing (its workers
+run eagerly), and a round takes as long as so many rows of the batch.
 """
 
 import asyncio
 import json
 import random
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +17,8 @@ from typing import Any
 import aiohttp
 
 from tasks.serving import probes
+from tasks.serving.launch import Slot
+from tasks.serving.line import now_s
 from tasks.settings import Settings
 from tasks.spec import RunSpec
 
@@ -27,6 +29,7 @@ _PREFILL_STEPS = 8
 """Full engine steps of prefill in a round; what is over is filled with short prompts."""
 _HARDLY_FASTER = 0.85
 _MIN_ROUNDS = 2
+_ROUNDS_ON_GPUS = 5
 _WORD_IDS = range(10, 1000)
 """Of tokens that prompts are made of, cut to the vocabulary; which words they are does not matter."""
 
@@ -72,30 +75,43 @@ def shapes_of(spec: RunSpec, prepared: Mapping[str, Any]) -> Shapes:
     usual, longest = (max(2, min(tokens, room)) for tokens in (usual, longest))
     budget = _PREFILL_STEPS * serving.max_num_batched_tokens - longest
     return Shapes(
-        usual, longest, answer, serving.max_num_seqs, max(1, budget // usual), spec.batch.answer_schema
+        usual, longest, answer, serving.sequences, max(1, budget // usual), spec.batch.answer_schema
     )
 
 
+def most_rounds(slot: Slot, settings: Settings) -> int:
+    """How many rounds at most are sent to a worker in that slot."""
+    if settings.prewarm_rounds is not None:
+        return settings.prewarm_rounds
+    return 0 if slot.kind == "cpu" else _ROUNDS_ON_GPUS
+
+
 async def warm(
-    client: aiohttp.ClientSession, url: str, model: str, release: Path, shapes: Shapes, settings: Settings
+    client: aiohttp.ClientSession,
+    url: str,
+    model: str,
+    release: Path,
+    shapes: Shapes,
+    settings: Settings,
+    rounds_at_most: int,
 ) -> dict[str, Any]:
     """Send rounds until they are stable; returns the report.
 
     Raises:
         probes.NoAnswer: a request failed, or took too long.
     """
-    began = time.monotonic()
+    began = now_s()
     vocabulary = _vocabulary(release)
     structured = await _structured(client, url, model, shapes, settings)
     rounds: list[Round] = []
     stable = False
-    while len(rounds) < settings.prewarm_rounds and time.monotonic() - began < settings.prewarm_s:
+    while len(rounds) < rounds_at_most and now_s() - began < settings.prewarm_s:
         lengths = shapes.prompts()
-        started = time.monotonic()
+        started = now_s()
         await asyncio.gather(
             *(_complete(client, url, model, length, vocabulary, shapes, settings) for length in lengths)
         )
-        rounds.append(Round(len(lengths), sum(lengths), round(time.monotonic() - started, 3)))
+        rounds.append(Round(len(lengths), sum(lengths), round(now_s() - started, 3)))
         if len(rounds) >= _MIN_ROUNDS and rounds[-1].seconds >= rounds[-2].seconds * _HARDLY_FASTER:
             stable = True
             break
@@ -104,7 +120,7 @@ async def warm(
         "structured": structured,
         "rounds": [asdict(one) for one in rounds],
         "stable": stable,
-        "seconds": round(time.monotonic() - began, 3),
+        "seconds": round(now_s() - began, 3),
     }
 
 

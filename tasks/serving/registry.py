@@ -61,7 +61,7 @@ def _only_with(key: str) -> Any:
 
     @web.middleware
     async def check(request: web.Request, handler: _Handler) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "").encode()
+        given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
         if not hmac.compare_digest(given, wanted):
             return web.json_response({"error": "the key of this pool is needed"}, status=401)
         return await handler(request)

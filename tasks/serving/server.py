@@ -100,6 +100,7 @@ class Server:
         self._log = job.log(worker_id)
         self._scratch = scratch.make(job.run_id, worker_id)
         self._began, self._began_at = time.time(), now_s()
+        self._killed_before = _killed_for_memory()
         log_files.begin_anew(self._log, job.settings.log_keep)
         environment = launch.environment(
             f"{job.run_id}/{worker_id}",
@@ -115,13 +116,19 @@ class Server:
         )
         self.leader: Process | None = processes.identify(self._child.pid)
         """None when it ended before it could be looked at."""
-        # Nobody else reaps the child, so its pid is still its own.
-        self._pidfd = os.pidfd_open(self._child.pid)
+        try:
+            # Nobody else reaps the child, so its pid is still its own.
+            self._pidfd = os.pidfd_open(self._child.pid)
+        except OSError:  # no file is left to open; nobody would know of the server
+            self._child.kill()
+            self._child.wait()
+            raise
         asyncio.get_running_loop().add_reader(self._pidfd, self._note_exit)
 
     def why_it_exited(self) -> Diagnosis:
         """From its exit status and its log."""
-        return diagnosis.of_exit(self._worker_id, self._log, self._child.wait())
+        killed = _killed_for_memory() - self._killed_before
+        return diagnosis.of_exit(self._worker_id, self._log, self._child.wait(), killed)
 
     def why(self, how: str) -> Diagnosis:
         """From its log, for a server that lives and fails; `how` as in `diagnosis.of_log`."""
@@ -188,3 +195,12 @@ def _title(process: Process) -> str:
         return Path(f"/proc/{process.pid}/comm").read_text().strip()
     except OSError:
         return ""
+
+
+def _killed_for_memory() -> int:
+    """How many processes the kernel has killed for want of memory since it booted; 0 where it does not count them."""
+    try:
+        counters = Path("/proc/vmstat").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in counters if line.startswith("oom_kill ")), 0)

@@ -8,22 +8,23 @@ are ended, and a new keeper with a new pool is started. A start that fails leave
 import logging
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from tasks import pool_key
-from tasks.contract import Context, Outcome, why_no_pool
-from tasks.errors import Fenced, InputError, Remedy, StageError, StageFailed
+from tasks.contract import Context, Outcome
+from tasks.errors import Fenced, Remedy, StageError, StageFailed, Unavailable
 from tasks.ledger import take
-from tasks.ledger.claims import facts_of
 from tasks.node import processes
 from tasks.serving import (
     device_memory,
     diagnosis,
     flags,
+    given,
     keeper_process,
     leftovers,
     log_files,
@@ -32,14 +33,17 @@ from tasks.serving import (
     standing,
 )
 from tasks.serving.diagnosis import Diagnosis
-from tasks.serving.launch import Slot
 from tasks.serving.pools import Pool, Wanted
 
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.25
-_KEEPER_UP_S = 60.0
+_LONGEST_POLL_S = 2.0
+_POLL_PART = 0.02
+_KEEPER_UP_S = 120.0
 """A keeper is up within a second or two, on a machine that has nothing else to do."""
+_LAST_LINES = 4
+_LINE_LENGTH = 240
 _LONGER_S = 86400.0
 """A pool is no use beyond its run's deadline; this much more is left for a run that is started again."""
 _ASKS = 20
@@ -65,11 +69,14 @@ def plan(context: Context) -> Plan:
 
     Raises:
         InputError: a flag in serving.extra_args does not exist, or a stage before this one has not been run.
+        StageFailed: the devices were given back since they were provisioned.
     """
-    if (idle := _why_no_pool(context)) is not None:
+    if (idle := given.why_no_pool(context)) is not None:
         return Plan(f"{idle}, so no model is loaded", satisfied=True)
     flags.check(context.run.spec.serving.extra_args, context.settings.serving_flags)
-    wanted = _wanted(context)
+    wanted = given.wanted(context)
+    if (over := given.why_lease_is_over(wanted, context)) is not None:
+        return Plan(f"hold lease {wanted.lease_id} again, which {over}, and start anew", wanted=wanted)
     there = pools.open_pool(context.claim.ledger, context.run.run_id)
     workers = len(wanted.slots)
     if there is None or there.wanted != wanted or there.keeper is None or not there.keeper.is_alive():
@@ -91,20 +98,12 @@ def apply(plan: Plan, context: Context) -> None:
     """Start or mend the pool, and wait until every worker is ready.
 
     Raises:
-        StageFailed, InputError, Unavailable: a worker was given up; the message has its log's lines.
+        StageFailed, InputError, Unavailable: a worker was given up, and the message has its log's lines; or
+            the keeper ended.
     """
     assert plan.wanted is not None, "a plan without a pool is satisfied"
-    try:
+    with _nothing_left_when_it_fails(context):
         _await_workers(plan.keeper or _launch(plan.wanted, context), context)
-    except Fenced:
-        raise
-    except Exception as error:
-        # Airflow does not tear down what failed to set up.
-        try:
-            _end_pool(context, f"start failed: {error}")
-        except StageError as second:
-            log.warning("what start left is not ended yet; stop and reap will: %s", second)
-        raise
 
 
 def verify(context: Context) -> Outcome:
@@ -112,18 +111,18 @@ def verify(context: Context) -> Outcome:
 
     Raises:
         StageFailed: one does not.
+        Unavailable: the pool has just ended.
     """
-    if _why_no_pool(context) is not None:
+    if given.why_no_pool(context) is not None:
         return Outcome("no pool is needed", _NO_POOL)
     there = pools.open_pool(context.claim.ledger, context.run.run_id)
     if there is None or there.registry is None:
-        raise StageFailed(
-            "the pool ended while it was being verified; look at the keeper's log and start again"
-        )
-    try:
-        workers = standing.prove(there, _key(context, there), context.settings.canary_timeout_s)
-    except probes.NoAnswer as error:
-        raise StageFailed(f"the pool is up but does not serve: {error}") from None
+        raise Unavailable(f"the pool ended as soon as it was ready{_last_words(context)}")
+    with _nothing_left_when_it_fails(context):
+        try:
+            workers = standing.prove(there, _key(context, there), context.settings.canary_timeout_s)
+        except probes.NoAnswer as error:
+            raise StageFailed(f"the pool is up but does not serve: {error}") from None
     facts = {
         "pool_id": there.pool_id,
         "registry": there.registry,
@@ -135,16 +134,26 @@ def verify(context: Context) -> Outcome:
     return Outcome(f"{workers} worker(s) serve {there.wanted.release_id}{fewer}", facts)
 
 
-def _why_no_pool(context: Context) -> str | None:
-    if not context.run.spec.batch.is_none:
-        _facts(context, "prepare")  # or says that it must be run first
-    return why_no_pool(context)
+@contextmanager
+def _nothing_left_when_it_fails(context: Context) -> Iterator[None]:
+    """Airflow does not tear down what failed to set up."""
+    try:
+        yield
+    except Fenced:
+        raise
+    except Exception as error:
+        try:
+            _end_pool(context, f"start failed: {error}")
+        except StageError as second:
+            log.warning("what start left is not ended yet; stop and reap will: %s", second)
+        raise
 
 
 def _launch(wanted: Wanted, context: Context) -> Pool:
     """End what is left of an older pool and start a keeper; it is in the ledger before it exists."""
     run_id, ledger, settings = context.run.run_id, context.claim.ledger, context.settings
     _end_pool(context, "replaced")
+    given.hold_lease(wanted, context)
     keeping, holders = take(ledger, run_id, "keeper", frozenset({"keeper"}))
     processes.end(holders, grace_s=0)
     pool_id = f"{run_id}.{keeping.epoch}"
@@ -155,15 +164,18 @@ def _launch(wanted: Wanted, context: Context) -> Pool:
     if settings.ledger_url is not None:
         secrets["QWEN_PIPELINE_LEDGER_URL"] = settings.ledger_url.get_secret_value()
     keeper_log = _keeper_log(context)
-    log_files.begin_anew(keeper_log, settings.log_keep)
-    started = keeper_process.start(
-        pool_id,
-        [sys.executable, "-m", "tasks.serving.keeper", "--pool", pool_id, "--epoch", str(keeping.epoch)],
-        processes.environment(f"{run_id}/keeper", secrets),
-        keeper_log,
-        settings,
-        _until_deadline_s(context) + settings.start_timeout_s + _LONGER_S,
-    )
+    try:
+        log_files.begin_anew(keeper_log, settings.log_keep)
+        started = keeper_process.start(
+            pool_id,
+            [sys.executable, "-m", "tasks.serving.keeper", "--pool", pool_id, "--epoch", str(keeping.epoch)],
+            processes.environment(f"{run_id}/keeper", secrets),
+            keeper_log,
+            settings,
+            _until_deadline_s(context) + settings.start_timeout_s + _LONGER_S,
+        )
+    except OSError as error:
+        raise StageFailed(f"the keeper of the workers cannot be started: {error}") from None
     deadline = time.monotonic() + _KEEPER_UP_S
     while True:
         pool = pools.load(ledger, pool_id)
@@ -172,7 +184,7 @@ def _launch(wanted: Wanted, context: Context) -> Pool:
         if (how := started.ended()) is not None:
             raise diagnosis.of_log("the keeper", keeper_log, how).as_error()
         if time.monotonic() > deadline:
-            raise StageFailed(f"the keeper did not come up in {_KEEPER_UP_S:.0f} s; its log is {keeper_log}")
+            raise Unavailable(f"the keeper did not come up in {_KEEPER_UP_S:.0f} s{_last_words(context)}")
         time.sleep(_POLL_S)
 
 
@@ -188,6 +200,8 @@ def _await_workers(pool: Pool, context: Context) -> None:
     key, total = _key(context, pool), len(pool.wanted.slots)
     least = min(context.run.spec.serving.min_workers, total)
     shown = -1
+    told: set[str] = set()
+    began = time.monotonic()
     try:
         standing.try_again(pool, key)
         while True:
@@ -196,24 +210,29 @@ def _await_workers(pool: Pool, context: Context) -> None:
             if ready != shown:
                 context.claim.progress(ready, total, "workers")
                 shown = ready
+            says = {f"{one['worker_id']} is {one['state']}: {one['message']}" for one in now.workers}
+            for line in sorted(says - told):
+                log.info("%s", line)
+            told = says
             given_up = [worker for worker in now.workers if worker["given_up"]]
             if total - len(given_up) < least:
                 raise _why_given_up(given_up, total)
             if ready + len(given_up) == total:
                 _warn_of(given_up)
                 return
-            time.sleep(_POLL_S)
+            # Who has waited for minutes need not know to the quarter of a second.
+            time.sleep(min(_LONGEST_POLL_S, max(_POLL_S, (time.monotonic() - began) * _POLL_PART)))
     except probes.NoAnswer as error:
-        raise StageFailed(
-            f"the keeper of pool {pool.pool_id} ended or hangs ({error}); its log is {_keeper_log(context)}"
-        ) from None
+        lives = pool.keeper is not None and pool.keeper.is_alive()
+        what = f"hangs ({error})" if lives else "ended, or was killed, before its workers were ready"
+        raise Unavailable(f"the keeper of pool {pool.pool_id} {what}{_last_words(context)}") from None
 
 
 def _why_given_up(given_up: Sequence[dict[str, Any]], total: int) -> StageError:
     first = given_up[0]
     remedy = Remedy(first["given_up"]["remedy"])
-    also = f"\n({len(given_up)} of {total} workers were given up)" if total > 1 else ""
-    message = f"{first['message']}\nafter {first['attempt']} start(s){also}"
+    others = f"; {len(given_up)} of {total} workers were" if total > 1 else ""
+    message = f"{first['message']}\n(given up after start {first['attempt']}{others})"
     return Diagnosis(first["given_up"]["kind"], remedy, message).as_error()
 
 
@@ -249,27 +268,16 @@ def _leftovers(context: Context) -> list[processes.Process]:
     return [*leftovers.keepers(run_id), *leftovers.workers(run_id, known)]
 
 
-def _wanted(context: Context) -> Wanted:
-    release, devices = _facts(context, "convert"), _facts(context, "provision")
-    slots = tuple(Slot.from_facts(slot) for slot in devices["slots"])
-    if not slots:
-        raise StageFailed("provision handed on no slot although rows are left to do: run provision again")
-    return Wanted(release["release_id"], Path(release["path"]), slots, devices["lease_id"])
-
-
-def _facts(context: Context, stage: str) -> dict[str, Any]:
-    facts = facts_of(context.claim.ledger, context.run.run_id, stage)
-    if facts is None:
-        raise InputError(
-            f"stage start needs what stage {stage} found, and {stage} has not succeeded in run "
-            f"{context.run.run_id}: run `qwen-pipeline {stage}` first"
-        )
-    return facts
-
-
 def _key(context: Context, pool: Pool) -> str:
     return pool_key.derive(context.settings.secret(), pool.pool_id)
 
 
 def _keeper_log(context: Context) -> Path:
     return context.settings.logs / context.run.run_id / "keeper.log"
+
+
+def _last_words(context: Context) -> str:
+    """The end of the keeper's log, for an error that it explains better."""
+    keeper_log = _keeper_log(context)
+    lines = "".join(f"\n    {line[:_LINE_LENGTH]}" for line in log_files.tail(keeper_log, _LAST_LINES))
+    return f"; its log is {keeper_log}" + (f" and ends:{lines}" if lines else ", and is empty")

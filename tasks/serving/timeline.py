@@ -11,7 +11,7 @@ _EVENTS = (
     ("engine process", re.compile(r"Initializing a V1 LLM engine")),
     ("begins to load", re.compile(r"Starting to load model")),
     ("weights loaded", re.compile(r"Loading weights took|Model loading took")),
-    ("compiled", re.compile(r"torch\.compile takes|torch\.compile and initial profiling|Compiling a graph")),
+    ("compiled", re.compile(r"torch\.compile (?:takes|took|and initial profiling)|Compiling a graph")),
     ("engine ready", re.compile(r"init engine \(")),
     ("listens", re.compile(r"Starting vLLM server on|Application startup complete")),
 )

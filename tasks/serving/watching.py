@@ -29,7 +29,7 @@ async def verdicts(
     looks = 0
     try:
         while True:
-            look = None if server.is_stopped() else await probes.look(client, url)
+            look = await _look(client, url, server, settings.registry_poll_s)
             pulse.looked(look, now_s())
             ended, stopped = server.engines_gone()
             pulse.engines(ended, [*stopped, "its API server"] if server.is_stopped() else stopped)
@@ -57,6 +57,20 @@ async def verdicts(
         if canary is not None:
             canary.cancel()
             await asyncio.gather(canary, return_exceptions=True)
+
+
+async def _look(client: aiohttp.ClientSession, url: str, server: Server, every_s: float) -> Look | None:
+    """None as soon as the API server is stopped by a signal, also when that happens while it is asked."""
+    asking = asyncio.create_task(probes.look(client, url))
+    try:
+        while not server.is_stopped():
+            answered, _ = await asyncio.wait({asking}, timeout=every_s)
+            if answered:
+                return asking.result()
+        return None
+    finally:
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
 
 
 def _take(canary: "asyncio.Task[None]", pulse: Pulse) -> None:

@@ -15,8 +15,10 @@ from psycopg.types.json import Jsonb
 
 from tasks.errors import Remedy, StageError
 from tasks.ledger.connection import Connection
-from tasks.serving import ports, prewarm, probes, server, watching
+from tasks.node.processes import Process
+from tasks.serving import diagnosis, ports, prewarm, probes, reading, server, watching
 from tasks.serving.diagnosis import Diagnosis
+from tasks.serving.failing import Failed, unless_it_exits
 from tasks.serving.launch import Slot
 from tasks.serving.line import now_s
 from tasks.serving.server import Job, Server
@@ -34,22 +36,15 @@ _LONGEST_PAUSE_S = 60.0
 _RECORD_WAIT_S = 5.0
 """An intent should be in the ledger before the process; but with the database gone a pool must still heal."""
 
-_GRACE_WHILE_STARTING_S = 1.0
-"""A server that is still starting may not obey SIGTERM (seen on vLLM 0.26), and has nothing to lose."""
+_GRACE_WITHOUT_SERVICE_S = 1.0
+"""A server that is still starting may not obey SIGTERM (seen on vLLM 0.26); nor may one that waits for an engine
+that hangs."""
 
 
 class Record(Protocol):
     """Puts a write to the ledger in line."""
 
     def __call__(self, write: Callable[[Connection], None]) -> "asyncio.Future[None]": ...
-
-
-class _Failed(Exception):
-    """The server ended, or is as good as ended."""
-
-    def __init__(self, why: Diagnosis) -> None:
-        super().__init__(why.message)
-        self.why = why
 
 
 class Worker:
@@ -97,7 +92,7 @@ class Worker:
             "worker_id": self.worker_id,
             "url": self.url,
             "state": self.state,
-            "max_num_seqs": self._job.serving.max_num_seqs,
+            "max_num_seqs": self._job.serving.sequences,
             **asdict(self.load),
             "attempt": self.attempt,
             "message": self.message,
@@ -126,11 +121,12 @@ class Worker:
         """End the server and all that it forked."""
         if self._server is None:
             return
-        grace_s = self._settings.stop_grace_s if self._ready_since is not None else _GRACE_WHILE_STARTING_S
+        # One that serves ends cleanly when it is asked; one that starts or hangs may not, and has nothing to lose.
+        grace_s = self._settings.stop_grace_s if self.state == "ready" else _GRACE_WITHOUT_SERVICE_S
         self._change("stopping", "the pool ends")
         survivors = await self._server.end(grace_s)
         if survivors:
-            self._change("suspect", f"{survivors} do not end, not even after SIGKILL")
+            self._change("suspect", self._do_not_end(survivors))
         else:
             self._server = None
             self._change("stopped", "nothing of it is left")
@@ -138,13 +134,9 @@ class Worker:
     async def _serve_until_it_makes_no_sense(self) -> None:
         failures = 0
         while True:
-            why = await self._serve()
+            why = await self._end_the_last_one() or await self._serve()
             self._change("dead", why.message)
-            if self._server is not None:
-                survivors = await self._server.end(grace_s=0)
-                if survivors:
-                    why = Diagnosis("does not end", Remedy.OPERATOR, f"{survivors} do not end after SIGKILL")
-                self._server = None
+            why = await self._end_the_last_one() or why
             if await self._slot_state.dropped_its_cache(why, self._ready_since is not None):
                 why = replace(why, remedy=Remedy.RETRY)
             if (
@@ -159,6 +151,23 @@ class Worker:
                 return
             await asyncio.sleep(min(_FIRST_PAUSE_S * 4 ** (failures - 1), _LONGEST_PAUSE_S))
             await self._slot_state.until_memory_is_back()
+
+    async def _end_the_last_one(self) -> Diagnosis | None:
+        """End the slot's server and all that it forked; returns what is wrong when that cannot be done."""
+        if self._server is None:
+            return None
+        survivors = await self._server.end(grace_s=0)
+        if survivors:
+            return Diagnosis("does not end", Remedy.OPERATOR, self._do_not_end(survivors))
+        self._server = None
+        return None
+
+    def _do_not_end(self, survivors: list[Process]) -> str:
+        pids = ", ".join(str(process.pid) for process in survivors)
+        return (
+            f"process(es) {pids} of {self.worker_id} do not end, not even after SIGKILL: they hang in the kernel (a "
+            f"driver or a file system); look at /proc/PID/stack"
+        )
 
     async def _serve(self) -> Diagnosis:
         """Start a server and watch it; returns why it does not serve any more."""
@@ -175,12 +184,12 @@ class Worker:
         try:
             async with self._turns:
                 started = await self._start(block)
-                failed = await _first(started.exited, self._warm_up(started))
+                failed = await unless_it_exits(started.exited, self._warm_up(started))
             if failed is None and not started.exited.is_set():
-                failed = await _first(started.exited, self._watch(started))
+                failed = await unless_it_exits(started.exited, self._watch(started))
             why = failed.why if failed else started.why_it_exited()
         except OSError as error:
-            return Diagnosis("not started", Remedy.OPERATOR, f"{self.worker_id} cannot be started: {error}")
+            return diagnosis.not_started(self.worker_id, error)
         finally:
             block.release()
         if self._ready_since is not None and why.remedy is not Remedy.RETRY:
@@ -212,7 +221,7 @@ class Worker:
             if now_s() > deadline:
                 why = started.why(f"was not ready after {timeout_s:.0f} s")
                 # It was given all the time there is; another start would only take as long again.
-                raise _Failed(replace(why, remedy=Remedy.OPERATOR) if why.kind == "unknown" else why)
+                raise Failed(replace(why, remedy=Remedy.OPERATOR) if why.kind == "unknown" else why)
             await asyncio.sleep(_START_POLL_S)
         self._change("warming", "the server answers")
         try:
@@ -223,16 +232,15 @@ class Worker:
                 max_tokens=_FIRST_CHAT_TOKENS,
                 timeout_s=self._settings.canary_timeout_s,
             )
-            report = await prewarm.warm(
-                self._client,
-                self.url,
-                self._job.release_id,
-                self._job.release_path,
-                self._job.shapes,
-                self._settings,
-            )
+            whose = (self._client, self.url, self._job.release_id, self._job.release_path)
+            read = await reading.prove(*whose, self._settings)
+            rounds = prewarm.most_rounds(self._slot, self._settings)
+            warmed = await prewarm.warm(*whose, self._job.shapes, self._settings, rounds)
+            report = {"reading": read, **warmed}
+        except reading.Misread as error:  # which another start would not change
+            raise Failed(Diagnosis("misread", Remedy.OPERATOR, f"{self.worker_id} {error}")) from None
         except probes.NoAnswer as error:
-            raise _Failed(started.why(f"does not serve: {error}")) from None
+            raise Failed(started.why(f"does not serve: {error}")) from None
         await asyncio.to_thread(started.note_what_it_holds)
         started.memory_bytes = await asyncio.to_thread(self._slot_state.memory_bytes)
         self._record_start(report, started)
@@ -243,7 +251,7 @@ class Worker:
         """Follow the verdicts on the server until it is dead."""
         async for verdict, look in watching.verdicts(self._client, self.url, self._job, started):
             if verdict.state == "dead":
-                raise _Failed(started.stuck(verdict.evidence))
+                raise Failed(started.stuck(verdict.evidence))
             if verdict.state != self.state:
                 self._change(verdict.state, verdict.evidence)
             if look is not None:
@@ -289,22 +297,3 @@ class Worker:
 
     def _identity(self) -> dict[str, Any]:
         return {"pool_id": self._job.pool_id, "worker_id": self.worker_id, "attempt": self.attempt}
-
-
-async def _first(exited: asyncio.Event, work: Any) -> _Failed | None:
-    """Do `work` unless the server exits before; returns how it failed. None: done, or exited."""
-    doing = asyncio.ensure_future(work)
-    watching = asyncio.ensure_future(exited.wait())
-    try:
-        await asyncio.wait({doing, watching}, return_when=asyncio.FIRST_COMPLETED)
-        if watching.done() or not doing.done():
-            return None
-        try:
-            doing.result()
-        except _Failed as failed:
-            return failed
-        return None
-    finally:
-        for task in (doing, watching):
-            task.cancel()
-        await asyncio.gather(doing, watching, return_exceptions=True)

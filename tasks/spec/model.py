@@ -67,6 +67,8 @@ class Convert(Part):
     best like the prompts to come. null: the documentation texts that ship with Python."""
     calibration_tokens: int = Field(default=4096, ge=256, le=1_000_000)
     """How many tokens of those texts awq looks at; its time grows with them."""
+    n_grid: int = Field(default=20, ge=4, le=100)
+    """How many scales awq tries for each group of layers (llm-compressor only): most of its time is spent on them."""
     gate: Gate = Gate()
     """What the release must hold to be published."""
 
@@ -144,17 +146,22 @@ Layout = Annotated[
 ]
 
 
+_SEQUENCES = 256
+
+
 class Serving(Part):
     """How each worker serves the release."""
 
     max_model_len: int = Field(default=4096, ge=16)
     """Longest prompt plus answer, in tokens."""
-    max_num_seqs: int = Field(default=256, ge=1)
-    """Sequences that one worker decodes at once."""
+    max_num_seqs: int | None = Field(default=None, ge=1)
+    """Sequences that one worker decodes at once; null: what was measured to be best for this GPU and model
+    (docs/performance.md), and 256 where nothing was."""
     max_num_batched_tokens: int = Field(default=8192, ge=16)
     """Tokens of one engine step: how much prefill is mixed into decoding."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
-    """Of activations; `auto` is what the checkpoint says. `float32` on a CPU without bfloat16 instructions."""
+    """Of activations; `auto` is what the checkpoint says. `float32` on a CPU without bfloat16 instructions, but for
+    Qwen3.5, which vLLM computes in bfloat16 alone there."""
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     """`fp8` halves the KV cache; on Ampere it saves memory only."""
     kv_cache_memory_mb: int | None = Field(default=None, ge=16)
@@ -173,6 +180,11 @@ class Serving(Part):
     """The run goes on with this many workers; with fewer, because slots were given up, its pool ends."""
     extra_args: dict[str, str | int | float | bool] = Field(default_factory=dict)
     """Further flags of `vllm serve`, without dashes; checked against what the installed vLLM knows."""
+
+    @property
+    def sequences(self) -> int:
+        """`max_num_seqs`, or the general default where it is open and nobody has looked into `tasks.tuning`."""
+        return self.max_num_seqs or _SEQUENCES
 
 
 class Sampling(Part):

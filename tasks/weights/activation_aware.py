@@ -15,13 +15,13 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.weights import tensors
+from tasks.weights import offloaded, tensors
 from tasks.weights.scales import SCALES, Noted
 
 if TYPE_CHECKING:
     from tasks.weights.converting import Job
 
-_SHARD_SIZE = "4GB"
+SHARD_BYTES = 4_000_000_000
 """Several files load in parallel, and each is hashed on its own."""
 
 _BATCH = 4
@@ -52,7 +52,7 @@ def convert_with_activations(job: "Job", made: Path) -> None:
         processor=transformers.AutoTokenizer.from_pretrained(job.source, local_files_only=True),
         dataset=torch.utils.data.DataLoader(samples, batch_size=_BATCH),
         recipe=[
-            AWQModifier(mappings=_mappings(model)),
+            AWQModifier(mappings=_mappings(model), n_grid=job.n_grid),
             QuantizationModifier(
                 ignore=job.ignored,
                 config_groups={"matrices": {"targets": ["Linear"], "weights": weights_of(job)}},
@@ -62,41 +62,17 @@ def convert_with_activations(job: "Job", made: Path) -> None:
         max_seq_length=job.sample_tokens,
     )
     _store_as_in(job.source, model, scales.modules)
-    model.save_pretrained(made, save_compressed=True, max_shard_size=_SHARD_SIZE)
+    model.save_pretrained(made, save_compressed=True, max_shard_size=SHARD_BYTES)
     scales.save(made / SCALES)
     _keep_what_the_loader_dropped(job, made)
 
 
 def _load(job: "Job") -> Any:
-    """The model with each expert as matrices of its own, as far as it fits in memory; the rest on the disk."""
-    import torch
     import transformers
-    from compressed_tensors.offload import load_offloaded_model
-    from llmcompressor.modeling.moe.linearize import linearize_moe
 
-    loader = getattr(transformers, job.loader)
-    offload = {}
     values = sum(prod(tensor.shape) for tensor in tensors.read(Path(job.source)).values())
-    if job.memory_bytes < 4 * values:
-        folder = Path(job.made).parent / "offload"
-        folder.mkdir(exist_ok=True)
-        offload = {
-            "device_map": "auto",
-            "max_memory": {"cpu": job.memory_bytes},
-            "offload_folder": str(folder),
-        }
-    with load_offloaded_model(loader):
-        model = loader.from_pretrained(
-            job.source, dtype=torch.float32, local_files_only=True, trust_remote_code=False, **offload
-        )
-    # After loading: to load them cut, transformers 5.17 looks into all its modules, and some need torchvision.
-    linearize_moe(model)
-    model._weight_conversions = [
-        change
-        for change in getattr(model, "_weight_conversions", None) or []
-        if not any("experts" in target for target in change.target_patterns)
-    ]
-    return model
+    folder = Path(job.made).parent / "offload"
+    return offloaded.load(getattr(transformers, job.loader), job.source, values, job.memory_bytes, folder)
 
 
 def _mappings(model: Any) -> list[Any]:
@@ -151,30 +127,17 @@ def _store_as_in(source: str, model: Any, scaled: dict[str, Any]) -> None:
     stored = {name: tensor for name, tensor in tensors.read(Path(source)).items() if tensor.dtype in types}
     usual = max(types, key=lambda kind: sum(t.bytes for t in stored.values() if t.dtype == kind))
     quantized = {name for name, module in model.named_modules() if hasattr(module, "quantization_scheme")}
-    for name, value in (*model.named_parameters(), *model.named_buffers()):
+    held = offloaded.Tensors(model)
+    for place in held:
+        name, value = place.full_name, place.held[place.name]
         if not value.is_floating_point():
             continue
-        module = name.rpartition(".")[0]
-        if name in stored and module not in quantized and module not in scaled:
+        if name in stored and place.module not in quantized and place.module not in scaled:
             with safe_open(Path(source, stored[name].file), "pt") as file:
                 right = file.get_tensor(name)
         else:
             right = value.data.to(types[stored[name].dtype if name in stored else usual])
-        _set(model.get_submodule(module), name.rpartition(".")[2], value, right)
-
-
-def _set(module: Any, name: str, value: Any, right: Any) -> None:
-    """Give the module another tensor; where it is kept on the disk, that is where it must be written."""
-    import torch
-    from compressed_tensors.offload.cache.disk import DiskCache
-
-    if not isinstance(module._parameters, DiskCache):
-        value.data = right  # in place: the head and the embedding may be one
-        return
-    is_parameter = name in module._parameters
-    kept = module._parameters if is_parameter else module._buffers
-    del kept[name]  # written over, it would keep its old type
-    kept[name] = torch.nn.Parameter(right, requires_grad=False) if is_parameter else right
+        held.replace(place, right)
 
 
 def _keep_what_the_loader_dropped(job: "Job", folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 import subprocess
 import time
 from collections.abc import Mapping
@@ -16,6 +17,9 @@ log = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 0.25
 _LAST_LINES = 6
+
+_FULL_BYTES = 2**20
+"""Less free than this, and a child's own last words may not have reached the log."""
 
 
 def run(
@@ -94,6 +98,8 @@ def _refuse(says: str, status: int, log_file: Path, log_begins: int) -> None:
         if status == -9
         else f"ended with status {status}"
     )
+    if shutil.disk_usage(log_file.parent).free < _FULL_BYTES:
+        why += " on a full disk: make room (`qwen-pipeline releases` lists old ones) and execute it again"
     raise StageFailed(f"{says} {why}; {log_file} ends with: {' | '.join(lines[-_LAST_LINES:])}")
 
 

@@ -42,7 +42,7 @@ def convert(base: Path, base_manifest: Manifest, work: Path, context: Context) -
         work: an empty folder for all that is written.
 
     Returns:
-        The release's folder below `work`, and what to record about it.
+        The release's folder below `work`, and what to record about it: `metrics`, and `reading`.
 
     Raises:
         InputError: the architecture is unknown, a layer does not divide, the texts changed or are too short.
@@ -93,7 +93,7 @@ def convert(base: Path, base_manifest: Manifest, work: Path, context: Context) -
             context,
         )
     )
-    return candidates[chosen], metrics
+    return candidates[chosen], {"metrics": metrics, "reading": measured[chosen].reading()}
 
 
 def assemble(base: Path, base_manifest: Manifest, made: Path, release: Path) -> None:
@@ -175,6 +175,7 @@ def _job(base: Path, recipe: recipes.Recipe, work: Path, context: Context) -> co
         texts=_calibration(context),
         tokens=asked.calibration_tokens,
         sample_tokens=calibration.SAMPLE_TOKENS,
+        n_grid=asked.n_grid,
         memory_bytes=need.in_memory_bytes(available),
         progress=str(work / "progress.json"),
     )

@@ -190,6 +190,7 @@ def _mend(plan: Plan, manifest: Manifest, base: Path, base_manifest: Manifest, r
 
 def _convert(base: Path, base_manifest: Manifest, work: Path, context: Context) -> tuple[Path, Manifest]:
     """The release below `work`, and its manifest."""
+    about: dict[str, Any] = {}
     metrics: dict[str, Any] = {"base_bytes": base_manifest.bytes}
     if context.run.spec.convert.scheme == "none":
         release = work / "release"
@@ -199,8 +200,9 @@ def _convert(base: Path, base_manifest: Manifest, work: Path, context: Context) 
         tensors.check_index(release, tensors.read(release))
     else:
         release, found = conversion.convert(base, base_manifest, work, context)
-        metrics |= found
-    about = {
+        metrics |= found["metrics"]
+        about["reading"] = found["reading"]
+    about |= {
         "kind": "release",
         "release_id": _release_id(context),
         "architecture": recipes.architecture(tensors.read_config(base)),

@@ -50,6 +50,8 @@ class Job:
     """How much of the model may be held in memory at once; the rest is kept on the disk meanwhile."""
     progress: str
     """A file that is replaced with {done, total, unit} as the work goes on."""
+    n_grid: int = 20
+    """How many scales awq tries for each group of layers; llm-compressor's own default."""
 
     def dumps(self) -> str:
         """As JSON."""

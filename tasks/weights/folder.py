@@ -39,16 +39,16 @@ def files_of(folder: Path) -> list[RemoteFile]:
     """
     if not folder.is_dir():
         raise InputError(f"model.repo: there is no folder {folder} on this node")
-    root = folder.resolve()
-    paths = [
-        path
-        for path in sorted(root.rglob("*"))
-        if path.is_file() and path.resolve().is_relative_to(root) and not _is_hidden(path.relative_to(root))
-    ]
+    root, paths = folder.resolve(), _paths(folder)
     return [
         RemoteFile(path.relative_to(root).as_posix(), path.stat().st_size, sha256, None)
         for path, sha256 in zip(paths, store.sha256_of_all(paths), strict=True)
     ]
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of those files, which are not read."""
+    return sum(path.stat().st_size for path in _paths(folder))
 
 
 def fetch(folder: Path, file: RemoteFile, part: Path, on_bytes: Callable[[int], None]) -> None:
@@ -65,6 +65,15 @@ def fetch(folder: Path, file: RemoteFile, part: Path, on_bytes: Callable[[int], 
                 on_bytes(len(chunk))
     except FileNotFoundError:
         raise StageFailed(f"{folder / file.name} went away while it was copied: start another run") from None
+
+
+def _paths(folder: Path) -> list[Path]:
+    root = folder.resolve()
+    return [
+        path
+        for path in sorted(root.rglob("*"))
+        if path.is_file() and path.resolve().is_relative_to(root) and not _is_hidden(path.relative_to(root))
+    ]
 
 
 def _is_hidden(path: Path) -> bool:

@@ -2,7 +2,7 @@
 
 fp8 and plain rounding stream: two copies of the largest file. awq holds the model in float32, and what does not
 fit of it on the disk; at least one layer, thrice (itself, as it was, and rounded), and the ends of the model
-must fit. Measuring holds one layer and the ends of the model.
+must fit, and later one file of what came out. Measuring holds one layer and the ends of the model.
 """
 
 import re
@@ -13,6 +13,7 @@ from math import prod
 from pathlib import Path
 
 from tasks.errors import StageFailed
+from tasks.weights.activation_aware import SHARD_BYTES
 from tasks.weights.tensors import Tensor
 
 _LIBRARIES_BYTES = int(1.6 * 2**30)
@@ -72,8 +73,9 @@ def need(stored: Mapping[str, Tensor], scheme: str, tokens: int) -> Need:
     if scheme != "awq":
         return Need(_LIBRARIES_BYTES + max(streaming, measuring), 0)
     converting = _COPIES_OF_A_LAYER * layer + ends + states
+    saving = min(SHARD_BYTES, sum(tensor.bytes for tensor in stored.values()))
     whole = sum(prod(tensor.shape) for tensor in stored.values()) * _FLOAT32_BYTES
-    return Need(_LIBRARIES_BYTES + max(streaming, measuring, converting), whole)
+    return Need(_LIBRARIES_BYTES + max(streaming, measuring, converting, saving), whole)
 
 
 def require(wanted: Need, available_bytes: int, what: str) -> None:

@@ -182,6 +182,7 @@ def _settings_of(convert: Convert) -> dict[str, Any]:
                 "symmetric": convert.symmetric,
                 "converter": convert.converter,
                 "calibration_tokens": convert.calibration_tokens,
+                "n_grid": convert.n_grid,
                 "sample_tokens": calibration.SAMPLE_TOKENS,
                 "held_out_tokens": convert.gate.tokens,
             }

@@ -16,6 +16,7 @@ import ctypes
 import errno
 import hashlib
 import json
+import logging
 import os
 import shutil
 import time
@@ -28,6 +29,8 @@ from typing import Any
 from tasks.errors import InputError, StageFailed
 from tasks.node.atomic import replace_text
 from tasks.settings import Settings
+
+log = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 DOWNLOAD_MANIFEST = ".manifest.json"
@@ -282,8 +285,12 @@ def _recall(folder: Path, settings: Settings) -> dict[str, list[int]]:
 
 
 def _remember(folder: Path, looks: Mapping[str, list[int]], settings: Settings) -> None:
-    # Beside the folder and not in it: a release never changes. Lost, it costs one full hashing.
-    replace_text(_looks_file(folder, settings), json.dumps(looks, sort_keys=True))
+    # Beside the folder and not in it: a release never changes. Lost, it costs one full hashing: a full disk
+    # must not keep anybody from reading what is whole.
+    try:
+        replace_text(_looks_file(folder, settings), json.dumps(looks, sort_keys=True))
+    except OSError as error:
+        log.warning("that %s is right could not be noted and will be found out again: %s", folder, error)
 
 
 def _sync(path: Path) -> None:

@@ -10,6 +10,9 @@ _LOGITS_AT_ONCE = 128
 
 _LOSSES = 4
 
+_OPENING_TOKENS = 128
+"""Of the first sequence: what a server is asked about when it starts."""
+
 
 class Streamed:
     """The text model that a base and its candidates share; computes in float32."""
@@ -49,8 +52,8 @@ class Streamed:
     def compare(
         self, samples: Any, base: tuple[Checkpoint, Any], candidate: tuple[Checkpoint, Any]
     ) -> dict[str, Any]:
-        """Perplexity of both, mean KL divergence in nats, how often both think the same token the likeliest, and
-        the candidate's nats a token in each of the first sequences.
+        """Perplexity of both, mean KL divergence in nats, how often both think the same token the likeliest; the
+        candidate's nats a token in each of the first sequences, and in the beginning of the first.
 
         Args:
             base, candidate: weights, and the hidden states that they gave.
@@ -78,12 +81,16 @@ class Streamed:
             sums += torch.stack([part.sum(dtype=torch.float64) for part in parts])
             losses.append(parts[1].flatten())
         base_loss, loss, kl, same = (float(value) / len(targets) for value in sums)
+        by_sequence = torch.cat(losses).reshape(len(samples), -1)
+        opening = samples[0, :_OPENING_TOKENS]
         return {
             "base_perplexity": _perplexity(base_loss),
             "perplexity": _perplexity(loss),
             "kl": kl,
             "top1_agreement": same,
-            "losses": torch.cat(losses).reshape(len(samples), -1).mean(-1)[:_LOSSES].tolist(),
+            "losses": by_sequence.mean(-1)[:_LOSSES].tolist(),
+            "opening": opening.tolist(),
+            "opening_loss": float(by_sequence[0, : len(opening) - 1].mean()),
         }
 
 

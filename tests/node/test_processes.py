@@ -213,3 +213,14 @@ def test_a_zombie_is_not_alive():
     assert not process.is_alive()
     assert identify(child.pid) is None
     child.wait()
+
+
+def test_a_stopped_process_gets_no_grace_because_it_hears_nothing(spawn):
+    stopped, polite = spawn(), spawn()
+    both = [started(stopped), started(polite)]
+    stopped.send_signal(signal.SIGSTOP)
+    wait_until(both[0].is_stopped)
+    began = time.monotonic()
+    assert processes.end(both, grace_s=60) == []
+    assert time.monotonic() - began < 10
+    assert (stopped.wait(), polite.wait()) == (-signal.SIGKILL, -signal.SIGTERM)

@@ -17,6 +17,7 @@ import pytest
 from tasks import pool_key
 from tasks import settings as deployment
 from tasks.ledger import Ledger, leases, take
+from tasks.ledger.leases import Lease
 from tasks.ledger.migrations import migrate
 from tasks.node import processes
 from tasks.node.processes import Process
@@ -92,9 +93,14 @@ class World:
         claim, _ = take(self.ledger, run_id, stage, frozenset({stage}))
         claim.finish("done", "done by the test", facts)
 
-    def execute(self, stage: str, run_id: str | None = None) -> Result:
+    def execute(self, stage: str, run_id: str | None = None, comes_back: bool = False) -> Result:
         """One stage, in this process."""
-        return execute(stage, run_id or self.run_id, settings=self.settings)
+        return execute(stage, run_id or self.run_id, settings=self.settings, comes_back=comes_back)
+
+    def lease(self) -> Lease:
+        """The only live lease."""
+        (found,) = leases.live_leases(self.ledger)
+        return found
 
     def pool(self, run_id: str | None = None) -> Pool:
         """The open pool."""

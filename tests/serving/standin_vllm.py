@@ -112,6 +112,9 @@ async def _serve(known: argparse.Namespace) -> None:
         message = {"role": "assistant", "content": "an answer of a stand-in"}
         usage = {"prompt_tokens": 9, "completion_tokens": 5}
         choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
+        if nats := os.environ.get("STANDIN_NATS"):  # of each token of a prompt
+            told = [{str(token): {"logprob": -float(nats)}} for token in body.get("prompt", [])]
+            choices[0]["prompt_logprobs"] = [None, *told[1:]]
         return web.json_response({"model": known.served_model_name, "choices": choices, "usage": usage})
 
     application = web.Application()

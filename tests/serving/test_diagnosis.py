@@ -1,5 +1,6 @@
 """Why a worker ended, from its log. The lines are vLLM's and torch's own."""
 
+import errno
 import signal
 from pathlib import Path
 
@@ -31,6 +32,7 @@ def diagnose(log: Path, *lines: str, status: int = 1) -> diagnosis.Diagnosis:
             "unsupported architecture",
             Remedy.USER,
         ),
+        ("AssertionError: CPU GDN attention requires BF16.", "wrong dtype", Remedy.USER),
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "out of memory", Remedy.USER),
         (
             "ValueError: No available memory for the cache blocks. Try increasing it.",
@@ -91,9 +93,40 @@ def test_a_killed_server_is_not_explained_by_what_its_log_says(log: Path) -> Non
     assert "SIGKILL" in found.message
 
 
+@pytest.mark.parametrize("status", [-signal.SIGKILL, 1])
+def test_a_worker_that_ends_while_the_kernel_kills_for_want_of_memory_says_so(log: Path, status: int) -> None:
+    log.write_text("EngineDeadError: the engine has died")
+    found = diagnosis.of_exit("worker-0", log, status, kernel_killed=2)
+    assert (found.kind, found.remedy) == ("host out of memory", Remedy.RETRY)
+    assert "the kernel killed 2 process(es)" in found.message
+
+
+def test_what_a_log_says_clearly_is_not_put_down_to_somebody_elses_want_of_memory(log: Path) -> None:
+    log.write_text("vllm serve: error: unrecognized arguments: --frobnicate")
+    assert diagnosis.of_exit("worker-0", log, 2, kernel_killed=1).kind == "bad flag"
+
+
+def test_a_node_that_is_short_of_something_for_a_while_is_tried_again() -> None:
+    full = OSError(errno.ENOSPC, "No space left on device", "/logs/worker-0.log")
+    nothing = OSError(errno.ENOENT, "No such file or directory", "setpriv")
+    assert diagnosis.not_started("worker-0", full).remedy is Remedy.RETRY
+    assert "No space left on device: '/logs/worker-0.log'" in diagnosis.not_started("worker-0", full).message
+    assert diagnosis.not_started("worker-0", nothing).remedy is Remedy.OPERATOR
+
+
 def test_a_server_that_cannot_run_here_is_not_tried_again(log: Path) -> None:
     found = diagnose(log, "Fatal Python error: Illegal instruction", status=-signal.SIGILL)
     assert (found.kind, found.remedy) == ("no kernel", Remedy.OPERATOR)
+
+
+def test_what_several_processes_say_is_said_once(log: Path) -> None:
+    found = diagnose(
+        log,
+        "(Worker pid=20084) ERROR 11-30 04:37:40 [multiproc_executor.py:1063] ValueError: a new kind of trouble",
+        "(EngineCore pid=19658) ERROR 11-30 04:37:41 [core.py:1510] ValueError: a new kind of trouble",
+        "(APIServer pid=19000) ValueError: a new kind of trouble",
+    )
+    assert found.message.count("a new kind of trouble") == 1
 
 
 def test_a_message_stays_short_however_long_the_log(log: Path) -> None:

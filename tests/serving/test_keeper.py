@@ -1,16 +1,21 @@
 """When a keeper ends its pool by itself; what it does to workers is in test_pool.py."""
 
 import asyncio
+import json
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from tasks.ledger import Run
-from tasks.serving import keeper
+from tasks.serving import device_memory, keeper
 from tasks.serving.keeper import Keeper
+from tasks.serving.launch import Slot
+from tasks.serving.pools import Wanted
 from tasks.settings import Settings
+from tasks.spec import Serving
 from tests.runs import a_spec
 
 
@@ -56,3 +61,24 @@ def test_a_pool_is_of_use_until_its_runs_deadline_and_long_enough_for_a_late_sta
     assert early - late == pytest.approx(5 * 3600, abs=5)
     assert 6 * 3600 < early < 9 * 3600
     assert settings.start_timeout_s < too_late < late
+
+
+@pytest.mark.parametrize(
+    ("slots", "sequences"),
+    [
+        ([Slot("gpus-0", "gpus", uuids=("GPU-1",)), Slot("gpus-1", "gpus", uuids=("GPU-2",))], 512),
+        ([Slot("gpus-0", "gpus", uuids=("GPU-1", "GPU-2"))], 256),
+        ([Slot("mig-0", "mig", uuids=("MIG-1",))], 256),
+        ([Slot("cpu-0", "cpu", cores=(0,))], 256),
+    ],
+)
+def test_what_the_spec_leaves_open_is_as_measured_on_one_whole_gpu(
+    slots: list[Slot], sequences: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = {"hidden_size": 4096, "num_hidden_layers": 32}
+    config = {"architectures": ["Qwen3_5ForCausalLM"], **text}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr(device_memory, "kind", lambda slot, settings: "NVIDIA H200")
+    pool = SimpleNamespace(wanted=Wanted("release", tmp_path, tuple(slots), 1))
+    found = keeper._settled(Serving(), cast(Any, pool), Settings())
+    assert found.max_num_seqs == sequences

@@ -1,6 +1,9 @@
 """Logs stay bounded while a server writes to them, and what is newest can be read."""
 
+import errno
 from pathlib import Path
+
+import pytest
 
 from tasks.serving import log_files
 
@@ -39,3 +42,19 @@ def test_each_attempt_begins_a_log_of_its_own(tmp_path: Path) -> None:
     assert log_files.tail(log, 10) == ["attempt 2", "attempt 3"]
     assert len(list(tmp_path.iterdir())) == 3
     assert log_files.tail(tmp_path / "none.log", 5) == []
+
+
+def test_on_a_disk_that_is_full_a_log_is_emptied_without_being_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "worker-0.log"
+    log.write_text("a line\n" * 1000)
+
+    def full(source: Path, target: Path) -> None:
+        Path(target).write_text("a part")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("shutil.copyfile", full)
+    log_files.bound(log, max_bytes=1000, keep=2)
+    assert log.stat().st_size == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["worker-0.log"]

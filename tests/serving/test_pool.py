@@ -1,5 +1,6 @@
 """The pool with a stand-in for vLLM: what keeper, start and stop do around it."""
 
+import json
 import os
 import signal
 import socket
@@ -160,6 +161,7 @@ def test_a_pool_below_its_minimum_ends(world: World) -> None:
 
 
 def test_first_requests_are_reported_in_the_ledger(world: World) -> None:
+    world.configure(prewarm_rounds=3)
     world.execute("start")
     for row in world.rows("select startup from pool_worker"):
         report = row["startup"]["first_requests"]
@@ -326,6 +328,25 @@ def test_a_bad_flag_is_the_users_error_and_leaves_nothing(world: World) -> None:
     states = world.rows("select worker_id, attempt, state from pool_worker")
     assert {row["attempt"] for row in states} == {1}, "not tried again"
     assert "dead" in {row["state"] for row in states}
+
+
+def test_a_vllm_that_misreads_the_release_serves_no_row(world: World) -> None:
+    document = {"version": 1, "files": {}, "reading": {"tokens": [5, 6, 7], "nats": 2.0}}
+    (world.home / "release" / "manifest.json").write_text(json.dumps(document))
+    world.configure(worker_environment={"STANDIN_NATS": "11.5"})
+
+    with pytest.raises(StageFailed, match=r"reads .* differently .* 11\.500 nats .* 2\.000 were measured"):
+        world.execute("start")
+
+    assert world.processes() == []
+    assert {row["attempt"] for row in world.rows("select attempt from pool_worker")} == {1}, "not tried again"
+
+    world.configure(worker_environment={"STANDIN_NATS": "2.1"})
+    world.execute("start")
+    (startup, *_) = (
+        row["startup"] for row in world.rows("select startup from pool_worker where startup is not null")
+    )
+    assert startup["first_requests"]["reading"] == "2.100 nats a token, measured were 2.000"
 
 
 def test_a_failure_that_can_pass_is_tried_again(world: World) -> None:

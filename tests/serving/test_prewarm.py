@@ -9,6 +9,7 @@ import pytest
 from aiohttp import web
 
 from tasks.serving import prewarm, probes
+from tasks.serving.launch import Slot
 from tasks.settings import Settings
 from tests.runs import a_spec
 
@@ -39,19 +40,20 @@ def test_a_prompt_and_its_answer_always_fit(prepared: dict[str, int]) -> None:
 async def _warm(
     tmp_path: Path, answer: Callable[[int], float], schema: Any = None, refuse: bool = False
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Warm a server whose nth round of requests takes `answer(n)` seconds each."""
+    """Warm a server whose nth round of requests takes `answer(n)` seconds, on a clock of its own."""
     bodies: list[dict[str, Any]] = []
     completions = 0
+    now_s = 0.0
 
     async def handle(request: web.Request) -> web.Response:
-        nonlocal completions
+        nonlocal completions, now_s
         body = await request.json()
         bodies.append(body)
         if refuse and "response_format" in body:
             return web.json_response({"error": "no such schema"}, status=400)
         if "prompt" in body:
+            now_s += answer(completions // 4) / 4
             completions += 1
-            await asyncio.sleep(answer((completions - 1) // 4))
         return web.json_response({"choices": []})
 
     application = web.Application()
@@ -63,10 +65,11 @@ async def _warm(
     port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
     shapes = prewarm.Shapes(20, 30, 4, 4, 9, schema)
     try:
-        async with probes.session("key") as client:
-            report = await prewarm.warm(
-                client, f"http://127.0.0.1:{port}", "tiny", tmp_path, shapes, Settings(prewarm_rounds=5)
-            )
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(prewarm, "now_s", lambda: now_s)
+            async with probes.session("key") as client:
+                url = f"http://127.0.0.1:{port}"
+                report = await prewarm.warm(client, url, "tiny", tmp_path, shapes, Settings(), 5)
     finally:
         await runner.cleanup()
     return report, bodies
@@ -90,3 +93,19 @@ def test_the_batchs_schema_is_asked_once_and_its_refusal_is_no_failure(tmp_path:
     refused, _ = asyncio.run(_warm(tmp_path, lambda _: 0.0, schema, refuse=True))
     assert "no such schema" in refused["structured"]
     assert refused["rounds"]
+
+
+@pytest.mark.parametrize(
+    ("slot", "asked", "rounds"),
+    [
+        (Slot("a", "cpu", cores=(0,)), None, 0),
+        (Slot("a", "mig", uuids=("MIG-1",)), None, 5),
+        (Slot("a", "gpus", uuids=("GPU-1",)), None, 5),
+        (Slot("a", "cpu", cores=(0,)), 3, 3),
+        (Slot("a", "gpus", uuids=("GPU-1",)), 0, 0),
+    ],
+)
+def test_rounds_are_sent_where_kernels_are_compiled_unless_the_deployment_says_otherwise(
+    slot: Slot, asked: int | None, rounds: int
+) -> None:
+    assert prewarm.most_rounds(slot, Settings(prewarm_rounds=asked)) == rounds

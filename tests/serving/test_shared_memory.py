@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
+import pytest
+
 from tasks.node import processes
 from tasks.serving import shared_memory
 
@@ -21,12 +23,22 @@ print("mapped", flush=True)
 sys.stdin.read()
 """
 
+_SEMAPHORE = """
+import os, sys
+from _multiprocessing import SemLock
+held = SemLock(1, 1, 1, "/" + os.path.basename(sys.argv[1]).removeprefix("sem."), False)
+print("mapped", flush=True)
+sys.stdin.read()
+"""
+
 
 @contextmanager
-def a_file_held_by_a_process() -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
+def a_file_held_by_a_process(
+    script: str = _HOLD, name: str = "psm_test"
+) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
     """As Python's SharedMemory holds it: mapped, and its descriptor closed."""
-    path = f"/dev/shm/psm_test_{uuid4().hex}"
-    command = [sys.executable, "-c", _HOLD, path]
+    path = f"/dev/shm/{name}_{uuid4().hex}"
+    command = [sys.executable, "-c", script, path]
     holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert holder.stdout is not None
@@ -38,8 +50,10 @@ def a_file_held_by_a_process() -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
         Path(path).unlink(missing_ok=True)
 
 
-def test_what_a_process_has_mapped_is_found_and_kept_until_it_ends() -> None:
-    with a_file_held_by_a_process() as (path, holder):
+@pytest.mark.parametrize(("script", "name"), [(_HOLD, "psm_test"), (_SEMAPHORE, "sem.test")])
+def test_what_a_process_has_mapped_is_found_and_kept_until_it_ends(script: str, name: str) -> None:
+    """A named semaphore too, which the kernel shows under a name that is gone."""
+    with a_file_held_by_a_process(script, name) as (path, holder):
         process = processes.identify(holder.pid)
         assert process is not None
         assert path in shared_memory.held_by([process])

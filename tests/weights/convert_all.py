@@ -14,8 +14,16 @@ import make_checkpoints
 from tasks.weights import calibration, converting, measuring, recipes, tensors
 from tasks.weights.scales import SCALES
 
-CANDIDATES = {"fp8": ["fp8"], "fp8_block": ["fp8_block"], "awq": ["rtn", "awq"], "awq-symmetric": ["rtn"]}
+CANDIDATES = {
+    "fp8": ["fp8"],
+    "fp8_block": ["fp8_block"],
+    "awq": ["rtn", "awq"],
+    "awq-symmetric": ["rtn"],
+    "awq-on-disk": ["awq"],
+}
 GROUP_SIZE = 64
+LITTLE_MEMORY_BYTES = 600_000
+"""Less than the smallest of the models takes in float32."""
 
 
 def main(folder: Path, wanted: list[str]) -> None:
@@ -41,7 +49,8 @@ def convert(folder: Path, name: str, scheme: str) -> None:
             texts=calibration.texts(None, 256),
             tokens=256,
             sample_tokens=calibration.SAMPLE_TOKENS,
-            memory_bytes=2**40,
+            n_grid=4,
+            memory_bytes=LITTLE_MEMORY_BYTES if scheme.endswith("on-disk") else 2**40,
             progress=str(folder / "progress.json"),
         )
     )

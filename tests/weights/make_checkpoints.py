@@ -1,7 +1,8 @@
 """Make tiny checkpoints with random weights, one of each architecture that converting knows.
 
 Run in the converting environment: `python make_checkpoints.py FOLDER` fills FOLDER/NAME for every name below.
-Sizes are the smallest that a group of 64 divides; one layer of each kind is enough.
+Sizes are the smallest that a group of 64 divides; one layer of each kind is enough. Linear heads are of 128
+because vLLM's CPU kernels know no other size.
 """
 
 import json
@@ -38,8 +39,8 @@ _DELTA_NET = {
     "layer_types": ["linear_attention", "full_attention"],
     "linear_num_key_heads": 1,
     "linear_num_value_heads": 2,
-    "linear_key_head_dim": 64,
-    "linear_value_head_dim": 64,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
 }
 
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
@@ -71,6 +72,19 @@ def make(folder: Path) -> None:
             draft.mkdir(parents=True, exist_ok=True)
             _write(name, draft)
             draft.rename(target)
+
+
+def write_wide(folder: Path, width: int, layers: int) -> None:
+    """A Qwen2 whose layers, and not the libraries around it, take the memory."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    size = {"hidden_size": width, "intermediate_size": 11 * width // 4, "num_hidden_layers": layers}
+    heads = {"num_attention_heads": width // 64, "num_key_value_heads": width // 128}
+    config = transformers.Qwen2Config(**{**_TEXT, **size, **heads}, tie_word_embeddings=True)
+    transformers.Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    _write_tokenizer(folder)
 
 
 def _write(name: str, folder: Path) -> None:

@@ -29,6 +29,7 @@ def convert(base: Path, made: Path) -> None:
             texts=[],
             tokens=0,
             sample_tokens=0,
+            n_grid=4,
             memory_bytes=0,
             progress="",
         ),

@@ -84,6 +84,7 @@ def test_what_it_converts_is_read_and_passes_the_gate(conversions: Path, tmp_pat
         texts=calibration.texts(None, 1024),
         tokens=1024,
         sample_tokens=calibration.SAMPLE_TOKENS,
+        n_grid=4,
         memory_bytes=2**40,
         progress=str(work / "progress.json"),
     )

@@ -20,6 +20,7 @@ from tests.weights.converted import (
     CANDIDATES,
     CONVERTED,
     NAMES,
+    ON_DISK,
     measurement,
     measurements,
     run_in_converting_environment,
@@ -74,6 +75,7 @@ def test_what_was_converted_passes_the_gate_by_the_schemes_own_limits(
 ) -> None:
     limits = gate.limits_of(scheme.partition("-")[0], Gate())
     for candidate, measured in measurements(conversions / "measured" / f"{name}-{scheme}.json").items():
+        print(json.dumps({"model": name, "scheme": scheme, "candidate": candidate, **measured.record()}))
         assert measured.problems(limits) == [], candidate
         assert len(measured.weight_errors) == len(quantized_layers(conversions / "base" / name))
 
@@ -198,10 +200,22 @@ def test_awq_keeps_the_layers_that_the_model_class_does_not_load(conversions: Pa
     }
 
 
+@pytest.mark.parametrize("name", ON_DISK)
+def test_awq_with_most_of_the_model_on_the_disk_is_the_same_byte_for_byte(
+    conversions: Path, name: str
+) -> None:
+    in_memory, on_disk = (conversions / "made" / f"{name}-{way}" / "awq" for way in ("awq", "awq-on-disk"))
+
+    assert list((on_disk.parents[1] / "offload").iterdir()), "the model was in memory all the same"
+    made = sorted(path.name for path in in_memory.iterdir())
+    assert sorted(path.name for path in on_disk.iterdir()) == made
+    assert [one for one in made if (on_disk / one).read_bytes() != (in_memory / one).read_bytes()] == []
+
+
 @pytest.mark.everything
 def test_awq_made_again_is_the_same_byte_for_byte(world: World, conversions: Path) -> None:
     serve(world, conversions / "base" / "qwen2")
-    world.start(scheme="awq", group_size=64, calibration_tokens=256)
+    world.start(scheme="awq", group_size=64, calibration_tokens=256, n_grid=4)
     world.execute("download", "convert")
     folder = Path(world.facts("convert")["path"])
     manifest = (folder / store.MANIFEST).read_bytes()

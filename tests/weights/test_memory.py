@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ def test_fp8_takes_no_more_for_more_files_and_awq_keeps_what_does_not_fit_on_the
     few, many = a_model(4, 1024), a_model(400, 1024)
 
     assert memory.need(few, "fp8", 1000).least_bytes == memory.need(many, "fp8", 1000).least_bytes
-    small, large = memory.need(few, "awq", 1000), memory.need(many, "awq", 1000)
+    small, large = (memory.need(a_model(layers, 1024), "awq", 1000) for layers in (1000, 2000))
     assert small.least_bytes == large.least_bytes
     assert large.model_bytes > small.model_bytes
     assert large.on_disk_bytes(large.least_bytes) == large.model_bytes
@@ -96,3 +97,34 @@ def test_fp8_streams_in_less_than_two_files_and_a_constant(tmp_path: Path) -> No
 
     before, peak = (int(found) for found in re.findall(r"peak (\d+)", said.stdout))
     assert peak - before < 2 * file_bytes + 128 * 2**20
+
+
+@pytest.mark.everything
+def test_awq_with_little_memory_takes_little_and_makes_the_same(tmp_path: Path) -> None:
+    """Twelve layers of 50 MB in float32, of which nearly all lie on the disk the second time."""
+    peaks = {}
+    for way, memory_bytes in (("memory", 2**40), ("disk", 100_000_000)):
+        made = tmp_path / way / "awq"
+        made.parent.mkdir()
+        said = subprocess.run(
+            [
+                Settings().python_convert,
+                HERE / "peak_memory_awq.py",
+                tmp_path / "base",
+                made.parent,
+                str(memory_bytes),
+            ],
+            check=True,
+            env=processes.environment("tests/peak", {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}),
+            capture_output=True,
+            text=True,
+            timeout=800,
+        )
+        (peak,) = re.findall(r"^peak (\d+)", said.stdout, re.MULTILINE)
+        peaks[way] = int(peak)
+    print(json.dumps({"peak_bytes": peaks}))
+
+    whole = sum(prod(tensor.shape) * 4 for tensor in tensors.read(tmp_path / "base").values())
+    assert peaks["disk"] < peaks["memory"] - whole // 2
+    made_of = [{path.name: path.read_bytes() for path in (tmp_path / way / "awq").iterdir()} for way in peaks]
+    assert made_of[0] == made_of[1]

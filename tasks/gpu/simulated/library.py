@@ -131,12 +131,13 @@ class Library(MigFunctions):
     def nvmlDeviceGetMemoryInfo(self, handle: Any, memory: Any) -> None:
         thing = self._handles.thing(handle, "gpu", "mig")
         gpu = self._gpu(thing)
-        total_mb = PRODUCTS[self._now["product"]].memory_mb
+        product = PRODUCTS[self._now["product"]]
+        total_mb, reserved = product.memory_mb, product.reserved_bytes
         processes = gpu["processes"]
         if thing[0] == "mig":
             total_mb = self._profile(gpu, self._instance(gpu, thing[2])["profile_id"]).memory_mb
-            processes = [each for each in processes if each["gi"] == thing[2]]
-        used = sum(each["memory_mb"] for each in processes) << 20
+            processes, reserved = [each for each in processes if each["gi"] == thing[2]], 0
+        used = reserved + (sum(each["memory_mb"] for each in processes) << 20)
         found = referenced(memory)
         found.total, found.used, found.free = total_mb << 20, used, (total_mb << 20) - used
 
@@ -189,7 +190,9 @@ class Library(MigFunctions):
         put(pending, 1)
 
     def nvmlDeviceGetCurrentClocksEventReasons(self, handle: Any, reasons: Any) -> None:
-        put(reasons, self._gpu(self._handles.thing(handle, "gpu"))["throttle"])
+        gpu = self._gpu(self._handles.thing(handle, "gpu"))
+        idle = 0 if gpu["processes"] else pynvml.nvmlClocksEventReasonGpuIdle
+        put(reasons, gpu["throttle"] or idle)
 
     def nvmlDeviceGetGpuFabricInfoV(self, handle: Any, info: Any) -> None:
         gpu = self._gpu(self._handles.thing(handle, "gpu"))

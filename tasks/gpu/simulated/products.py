@@ -1,8 +1,9 @@
 """What the simulated products offer. Nothing but the simulator reads this: planning asks the driver.
 
-Sources: NVIDIA's MIG user guide for names, placements and counts; the H200's profiles and placements (driver
-580.159.04, MIG off) and its 16384 MB for the smallest one were read from hardware. Memory of H100 and A100-40
-from the guide's usable sizes; A100-80 is taken to be as H100; SMs and memory of B200 are estimates.
+Sources: NVIDIA's MIG user guide for names, placements and counts; the H200's profiles, placements, sizes and the
+memory it keeps were read from hardware (driver 580.159.04, MIG off; benchmarks/results/2026-11-30-h200*).
+Memory of H100 and A100-40 from the guide's usable sizes; A100-80 is taken to be as H100; SMs and memory of B200
+are estimates.
 """
 
 from dataclasses import dataclass
@@ -44,6 +45,8 @@ class Product:
     has_fabric: bool
     """Whether it registers with a fabric manager and tells how that went."""
     profiles: tuple[GiProfile, ...]
+    reserved_bytes: int = 0
+    """Of a whole GPU's memory, what the driver keeps for itself and shows as used; 0 where it was not read."""
 
 
 def _profiles(names: str, memory_mb: tuple[int, ...], sms: tuple[int, ...]) -> tuple[GiProfile, ...]:
@@ -93,6 +96,7 @@ PRODUCTS = {
             (16384, 33280, 71424, 71424, 143360, 16384, 33280),
             _HOPPER_SMS,
         ),
+        reserved_bytes=644_939_776,
     ),
     "b200-180": Product(
         *("NVIDIA B200", 183359, 0x290110DE, 148, True, False, True),

@@ -1,0 +1,90 @@
+"""What is asked, and what the batch is: its rows, their ids, its identity."""
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from tasks.errors import InputError
+from tests.batch.stages.working import IDS, work
+from tests.batch.stand_in import StandIn
+from tests.batch.world import write_input
+
+
+def test_a_prepared_file_that_was_deleted_is_written_again(world, run_stage):
+    spec = world.spec(write_input(world.root / "in" / "prompts.parquet", IDS))
+    world.run("one", spec)
+    first = world.execute("prepare", "one")
+    folder = Path(first.facts["folder"]) / "prepared"
+    (folder / "part-00000.parquet").unlink()
+    again = world.execute("prepare", "one")
+    assert again.changed
+    assert again.facts == first.facts
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["prepared"]
+    assert not world.execute("prepare", "one").changed
+
+
+def test_the_batch_is_the_input_not_its_place_or_the_limits(world):
+    place = write_input(world.root / "in" / "prompts.parquet", IDS)
+    moved = write_input(world.root / "elsewhere" / "other.parquet", IDS)
+    other = write_input(world.root / "other" / "prompts.parquet", [*IDS[:-1], "another"])
+    specs = {
+        "one": world.spec(place),
+        "moved": world.spec(moved, limits={"deadline": "1h"}, layout={"cpu": 2}),
+        "other": world.spec(other),
+        "hotter": world.spec(place, batch={"sampling": {"max_tokens": 16, "temperature": 0.5}}),
+    }
+    ids = {}
+    for name, spec in specs.items():
+        world.run(name, spec)
+        ids[name] = world.execute("prepare", name).facts["batch_id"]
+    assert ids["one"] == ids["moved"]
+    assert len({ids["one"], ids["other"], ids["hotter"]}) == 3
+
+
+def test_rows_too_long_are_failed_without_being_asked_and_to_do_under_a_longer_context(world, run_stage):
+    place = write_input(world.root / "in" / "prompts.parquet", IDS[:3])
+    table = pq.read_table(place).to_pylist()
+    table[1]["prompt"] = "word " * 300
+    place.unlink()
+    lines = world.root / "in" / "prompts.jsonl"
+    lines.write_text("".join(json.dumps(row) + "\n" for row in table))
+    with StandIn(world.key) as pool:
+        world.run("short", world.spec(lines), pool.registry)
+        done = work(world, run_stage, "short")
+        assert done["prepare"].facts["to_do"] == 2
+        assert done["prepare"].facts["longest_prompt_tokens"] == 303
+        assert [row["error_class"] for row in world.published()] == [None, "PromptTooLong", None]
+        world.run("long", world.spec(lines, serving={"max_model_len": 1024}), pool.registry)
+        done = work(world, run_stage, "long")
+        assert done["prepare"].facts["to_do"] == 1
+        assert done["publish"].facts == {**done["publish"].facts, "answered": 3, "failed": 0}
+        assert set(pool.asked.values()) == {1}
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        (["a", "b", "a", "c", "c", "c"], r"batch\.id: 2 ids .* 'a' \(2 rows\), 'c' \(3 rows\)"),
+        (
+            ["a", None, ""],
+            r"batch\.id: 2 rows have no id .* prompts\.parquet, row 2; prompts\.parquet, row 3",
+        ),
+        ([], r"batch\.input: .* holds no rows"),
+    ],
+)
+def test_ids_that_cannot_name_rows_are_refused_with_examples(world, ids, message):
+    world.run("one", world.spec(write_input(world.root / "in" / "prompts.parquet", ids)))
+    with pytest.raises(InputError, match=message):
+        world.execute("prepare", "one")
+
+
+def test_integer_ids_become_texts_and_clash_with_texts_that_read_alike(world):
+    write_input(world.root / "in" / "a.parquet", [1, 2])
+    world.run("one", world.spec(world.root / "in"))
+    assert world.execute("prepare", "one").facts["rows"] == 2
+    write_input(world.root / "in" / "b.parquet", ["2", "3"])
+    world.run("two", world.spec(world.root / "in"))
+    with pytest.raises(InputError, match=r"'2' \(2 rows\)"):
+        world.execute("prepare", "two")

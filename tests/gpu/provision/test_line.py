@@ -1,0 +1,66 @@
+"""Runs that want the same devices are served in order of arrival."""
+
+import threading
+
+import pytest
+
+from tasks.errors import Busy
+from tests.gpu.provision.held import held
+from tests.runs import a_run, wait_until
+
+
+def test_waiting_runs_are_served_in_order_of_arrival(ledger, run, execute):
+    execute("provision")
+    for run_id in ("run-2", "run-3"):
+        a_run(ledger, run_id, layout={"cpu": 1})
+    with pytest.raises(Busy, match="leased to run run-1"):
+        execute("provision", "run-2")
+    with pytest.raises(Busy, match=r"1 run\(s\) wait before this one, first run-2.*number 2 in line"):
+        execute("provision", "run-3")
+    execute("restore")
+    with pytest.raises(Busy, match=r"1 run\(s\) wait before this one, first run-2"):
+        execute("provision", "run-3")
+    assert execute("provision", "run-2").changed
+    execute("restore", "run-2")
+    assert execute("provision", "run-3").changed
+
+
+def test_who_waits_for_other_gpus_is_not_in_the_way(ledger, node, execute):
+    for run_id, index in (("a", 0), ("b", 0), ("c", 1)):
+        a_run(ledger, run_id, layout={"mig": {"3g.40gb": 1}, "gpus": [index]})
+    execute("provision", "a")
+    with pytest.raises(Busy):
+        execute("provision", "b")
+    assert execute("provision", "c").changed
+
+
+def test_a_run_that_went_away_loses_its_place(ledger, run, execute):
+    execute("provision")
+    for run_id in ("run-2", "run-3"):
+        a_run(ledger, run_id, layout={"cpu": 1})
+        with pytest.raises(Busy):
+            execute("provision", run_id, lease_place_s=0 if run_id == "run-2" else 300)
+    execute("restore")
+    assert execute("provision", "run-3").changed
+
+
+def test_a_stage_waits_until_its_turn_comes(ledger, run, execute, settings, monkeypatch):
+    monkeypatch.setattr("tasks.gpu.provision._POLL_S", 0.05)
+    execute("provision")
+    a_run(ledger, "run-2", layout={"cpu": 1})
+    found = []
+    waiting = threading.Thread(
+        target=lambda: found.append(execute("provision", "run-2", lease_wait_s=60.0)), daemon=True
+    )
+    waiting.start()
+
+    def has_place():
+        with ledger.transaction() as connection:
+            return connection.execute("select run_id from lease_place").fetchall()
+
+    wait_until(has_place)
+    execute("restore")
+    waiting.join(60)
+    assert found[0].changed
+    assert held(ledger) == [("run-2", ("cpu:0", "cpu:1", "cpu:2"))]
+    assert has_place() == []
