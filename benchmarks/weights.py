@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,9 @@ def job(base, made):
         ignored=list(recipe.ignored), loader=recipe.loader, texts=[], tokens=0, sample_tokens={_SAMPLE_TOKENS},
         memory_bytes=0, progress="")
 converting.stream(job(sys.argv[1], sys.argv[3]), Path(sys.argv[3]), "FP8_DYNAMIC")
-began = time.perf_counter()
+began, used = time.perf_counter(), time.process_time()
 converting.stream(job(sys.argv[2], sys.argv[4]), Path(sys.argv[4]), "FP8_DYNAMIC")
-print("seconds", time.perf_counter() - began)
+print("took", time.perf_counter() - began, "used", time.process_time() - used)
 """
 
 _OURS = f"""
@@ -84,14 +85,15 @@ tokenizer.save_pretrained(made)
 
 
 def measure_files(rounds: int) -> dict[str, float]:
-    """GB/s of reading, hashing and streaming to fp8, medians over rounds; the files are in the page cache."""
+    """GB/s of reading, hashing and streaming to fp8, medians over rounds, and GB for each second of processor time; the
+    files are in the page cache."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         base, small = folder / "base", folder / "small"
         _write_model(base, _FILES, _ROWS)
         _write_model(small, 1, 64)
         paths = sorted(base.glob("*.safetensors"))
-        seconds: dict[str, list[float]] = {"cat": [], "sha256": [], "fp8": []}
+        seconds: dict[str, list[tuple[float, float]]] = {"cat": [], "sha256": [], "fp8": []}
         for number in range(rounds):
             seconds["cat"].append(
                 _time(lambda: subprocess.run(["cat", *paths], check=True, stdout=subprocess.DEVNULL))
@@ -99,28 +101,31 @@ def measure_files(rounds: int) -> dict[str, float]:
             seconds["sha256"].append(_time(lambda: store.sha256_of_all(paths)))
             made = [str(folder / f"{name}-{number}") for name in ("small", "made")]
             said = _run(_STREAM, str(small), str(base), *made).stdout
-            seconds["fp8"].append(float(re.findall(r"seconds ([\d.]+)", said)[0]))
+            ((took, used),) = re.findall(r"took ([\d.]+) used ([\d.]+)", said)
+            seconds["fp8"].append((float(took), float(used)))
     size = _FILES * _FILE_BYTES / 1e9
-    return {f"{name}_gb_per_s": round(size / statistics.median(found), 2) for name, found in seconds.items()}
+    return {
+        f"{name}_gb_per_{what}": round(size / statistics.median(one[number] for one in found), 3)
+        for name, found in seconds.items()
+        for number, what in enumerate(("s", "processor_s"))
+    }
 
 
-def measure_conversions(model: Path, tokens: int, n_grid: int) -> dict[str, dict[str, float]]:
+def measure_conversions(model: Path, tokens: int, n_grid: int) -> Iterator[dict[str, Any]]:
     """Seconds and peak memory of each conversion, ours and theirs in turn."""
-    found = {}
     with tempfile.TemporaryDirectory() as place:
         for candidate in ("fp8", "awq"):
             for whose, code in (("ours", _OURS), ("theirs", _THEIRS)):
                 asked = (str(model), f"{place}/{candidate}-{whose}", candidate, str(tokens), str(n_grid))
-                said = _run(_WITH_PEAK + code + _SAY_PEAK, *asked)
-                seconds, processor, peak = re.findall(r"took ([\d.]+) used ([\d.]+) peak (\d+)", said.stdout)[
-                    -1
-                ]
-                found[f"{candidate}_{whose}"] = {
-                    "seconds": round(float(seconds), 1),
-                    "processor_seconds": round(float(processor), 1),
+                said = _run(_WITH_PEAK + code + _SAY_PEAK, *asked).stdout
+                took, used, peak = re.findall(r"took ([\d.]+) used ([\d.]+) peak (\d+)", said)[-1]
+                yield {
+                    "converted": candidate,
+                    "by": whose,
+                    "seconds": round(float(took), 1),
+                    "processor_seconds": round(float(used), 1),
                     "peak_gb": round(int(peak) / 1e9, 2),
                 }
-    return found
 
 
 _WITH_PEAK = "import time; _began = time.perf_counter()\n"
@@ -142,10 +147,12 @@ def _run(code: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
 
 
-def _time(act: Any) -> float:
-    began = time.perf_counter()
+def _time(act: Any) -> tuple[float, float]:
+    """Seconds, and seconds of processor time of this process and its children."""
+    began, before = time.perf_counter(), os.times()
     act()
-    return time.perf_counter() - began
+    after = os.times()
+    return time.perf_counter() - began, sum(after[:4]) - sum(before[:4])
 
 
 def _write_model(folder: Path, files: int, rows: int) -> None:
@@ -173,15 +180,19 @@ def main() -> None:
     """Print one JSON object a line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.weights")
     parser.add_argument("model", type=Path, nargs="?")
-    parser.add_argument("--rounds", type=int, default=3, help="of reading, hashing and streaming")
+    parser.add_argument("--rounds", type=int, default=3, help="of reading, hashing and streaming; 0: none")
     parser.add_argument("--tokens", type=int, default=4096, help="that awq looks at")
     parser.add_argument("--n-grid", type=int, default=20, help="scales that awq tries")
     given = parser.parse_args()
     load = f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
-    print(json.dumps({"benchmark": "weights_files", "load": load, **measure_files(given.rounds)}), flush=True)
+    if given.rounds:
+        print(
+            json.dumps({"benchmark": "weights_files", "load": load, **measure_files(given.rounds)}),
+            flush=True,
+        )
     if given.model:
-        found = measure_conversions(given.model, given.tokens, given.n_grid)
-        print(json.dumps({"benchmark": "conversions", "model": given.model.name, **found}), flush=True)
+        for found in measure_conversions(given.model, given.tokens, given.n_grid):
+            print(json.dumps({"benchmark": "conversions", "model": given.model.name, **found}), flush=True)
 
 
 if __name__ == "__main__":

@@ -105,6 +105,10 @@ if __name__ == "__main__":
     _, folder, *others = sys.argv
     print(
         json.dumps(
-            measure(Path(folder), others[0] if others else "cpu", int(others[1]) if len(others) > 1 else 1)
+            measure(
+                Path(folder).resolve(),
+                others[0] if others else "cpu",
+                int(others[1]) if len(others) > 1 else 1,
+            )
         )
     )

@@ -11,7 +11,7 @@ from tasks.serving import log_files
 
 _TAIL_LINES = 3000
 _LINES = 4
-_LINE_LENGTH = 240
+_LINE_LENGTH = 400
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ KNOWN = (
         "files missing",
         r"No such file or directory|FileNotFoundError|Cannot find any model weights|"
         r"not the path to a directory|is not a local folder|weights were not initialized|SafetensorError|"
-        r"Incomplete metadata|LocalEntryNotFoundError",
+        r"Incomplete metadata|LocalEntryNotFoundError|Repo id must be in the form",
         Remedy.OPERATOR,
         "a file of the release is missing or broken: run `convert` again, which repairs it",
     ),
@@ -119,7 +119,7 @@ _LOOKS_BAD = re.compile(r"\b(ERROR|CRITICAL|\w*Error|\w*Exception|Traceback|erro
 _CAUSE = re.compile(r"\b[A-Z]\w*(?:Error|Exception): (?!Engine core initialization failed)")
 """The line that ends a traceback; the API server's own only points to that of its engine."""
 
-_PREFIX = re.compile(r"^(\(\w+ pid=\d+\) )?((ERROR|CRITICAL) \S+ \S+ \[[^\]]*\] )?")
+_PREFIX = re.compile(r"^(\(\w+ pid=\d+\) )*((ERROR|CRITICAL) \S+ \S+ \[[^\]]*\] )?")
 """Of a line of vLLM's: who says it, and when."""
 
 _HARMLESS = re.compile(r"\b(DEBUG|INFO|WARNING)\b \d\d-\d\d ")

@@ -61,7 +61,7 @@ def check(extra_args: Mapping[str, Any], path: Path) -> None:
             problems.append(f"serving.extra_args.{given}: the pipeline sets this one ({ours})")
         elif flags is not None and name not in flags and name.removeprefix("no-") not in flags:
             nearest = get_close_matches(name, sorted(flags), n=1)
-            hint = f"; did you mean {nearest[0]}?" if nearest else ""
+            hint = f"; did you mean {nearest[0]}?" if nearest else " (`vllm serve --help=all` lists them)"
             problems.append(f"serving.extra_args.{given}: vLLM {version(path)} has no flag --{name}{hint}")
     if problems:
         raise InputError("\n".join(problems))

@@ -14,11 +14,9 @@ Keeps:
 import argparse
 import asyncio
 import logging
-import os
 import signal
 import sys
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from tasks import pool_key, tuning
@@ -32,6 +30,7 @@ from tasks.node.processes import this_process
 from tasks.serving import (
     compile_cache,
     device_memory,
+    loading,
     log_files,
     pools,
     ports,
@@ -99,7 +98,7 @@ class Keeper:
             listening, self._job.key, self._describe, self._try_again, self._tail
         )
         self._record_started(line, listening.getsockname()[1])
-        turns = asyncio.Semaphore(_starts_at_once(self._job, len(self._pool.wanted.slots)))
+        turns = asyncio.Semaphore(loading.at_once(self._job, len(self._pool.wanted.slots)))
         async with probes.session(self._job.key) as client:
             self._workers = [
                 Worker(
@@ -307,25 +306,6 @@ def useful_s(run: Run, settings: Settings) -> float:
     """Until the run's deadline and its last requests; long enough for a start in any case."""
     left_s = (run.deadline - datetime.now(UTC)).total_seconds()
     return max(left_s, settings.start_timeout_s) + settings.request_timeout_s + _LONGER_S
-
-
-def _starts_at_once(job: Job, workers: int) -> int:
-    """How many workers may load at once: on a CPU they share the host's memory, on GPUs each has its own.
-
-    A loading worker holds its weights twice (the file's pages and the tensors) beside Python and torch.
-    """
-    if job.settings.starts_at_once is not None:
-        return job.settings.starts_at_once
-    weights_bytes = sum(path.stat().st_size for path in job.release_path.glob("*.safetensors"))
-    needed = 2 * weights_bytes + (job.serving.kv_cache_memory_mb or 0) * 2**20 + 1.5 * 2**30
-    return max(1, min(workers, int(_available_bytes() // needed)))
-
-
-def _available_bytes() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 if __name__ == "__main__":
