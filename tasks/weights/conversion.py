@@ -53,6 +53,8 @@ def convert(base: Path, base_manifest: Manifest, work: Path, context: Context) -
     if asked.scheme == "awq":
         tensors.check_group_size(base, asked.group_size)
         autoawq.check(asked, tensors.read_config(base), context.settings)
+    if asked.scheme == "fp8_block":
+        tensors.check_blocks(base)
     held_out = _held_out(context)
     job = _job(base, recipe, work, context)
     child.run(

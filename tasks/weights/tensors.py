@@ -18,6 +18,12 @@ from tasks.weights import recipes
 GROUP_SIZES = (128, 64, 32)
 """What a spec may ask for, best compressed first."""
 
+_BLOCK = 128
+"""Rows and columns of a block of fp8_block."""
+
+_FOLLOWED = ("q_proj.weight", "k_proj.weight", "gate_proj.weight", "in_proj_qkv.weight")
+"""Matrices that vLLM puts before others in one: it refuses blocks that lie in two of them (0.32)."""
+
 _HEADER_LIMIT_BYTES = 100_000_000
 """As in the safetensors library: a longer one is not a header."""
 
@@ -125,6 +131,22 @@ def check_group_size(folder: Path, group_size: int) -> None:
         f"{name.removesuffix('.weight')} ({len(misfit)} of {len(inputs)} layers do not fit); for this "
         f"model {advice}" + ("" if fitting else ", take convert.scheme fp8 or none")
     )
+
+
+def check_blocks(folder: Path) -> None:
+    """Check that vLLM can fuse what is quantized in blocks of 128: it takes no block that lies in two matrices.
+
+    Raises:
+        InputError: a matrix that another follows in a fused one ends within a block; names it.
+    """
+    recipe = recipes.of(read_config(folder))
+    for name, tensor in read(folder).items():
+        for matrix, (rows, _) in recipe.matrices(name, tensor.shape).items():
+            if matrix.endswith(_FOLLOWED) and rows % _BLOCK:
+                raise InputError(
+                    f"convert.scheme: fp8_block cuts matrices into blocks of {_BLOCK} x {_BLOCK}, and the {rows} "
+                    f"rows of {matrix.removesuffix('.weight')} do not divide by that: no vLLM would load it; take fp8"
+                )
 
 
 def sequences(folder: str, texts: Sequence[str], tokens: int, length: int, named_by: str) -> list[list[int]]:

@@ -240,6 +240,22 @@ def test_a_group_size_that_does_not_divide_is_refused_before_converting(world: W
     assert not (world.settings.logs / "run-1").exists()
 
 
+def test_blocks_that_vllm_would_not_load_are_refused_before_converting(world: World) -> None:
+    matrix = "model.layers.0.self_attn.k_proj.weight"
+    path = world.repositories / REPO / "model.safetensors.index.json"
+    write_safetensors(world.repositories / REPO / WEIGHTS, {matrix: ("BF16", (192, 64))})
+    index = json.loads(path.read_text())
+    index["weight_map"] = {matrix: WEIGHTS} | {
+        name: file for name, file in index["weight_map"].items() if file != WEIGHTS
+    }
+    path.write_text(json.dumps(index))
+    world.start(scheme="fp8_block")
+    world.execute("download")
+
+    with pytest.raises(InputError, match=r"convert\.scheme: fp8_block .* 192 rows of .*k_proj .* take fp8"):
+        world.execute("convert")
+
+
 def test_a_converter_that_fails_is_quoted(world: World, tmp_path: Path) -> None:
     environment = failing_environment(tmp_path, world.settings.python_convert)
     world.start(scheme="fp8")
