@@ -20,7 +20,7 @@ from typing import Any
 
 from tasks.errors import InputError
 from tasks.settings import Settings
-from tasks.weights import calibration, conversion, converting, measuring, recipes, store, tensors
+from tasks.weights import calibration, conversion, converting, measuring, recipes, store, tensors, trial
 from tasks.weights.scales import SCALES
 
 _HELD_OUT_TOKENS = 1024
@@ -46,14 +46,19 @@ for one in work["measure"]:
 """
 
 _ANSWER = """
-import json, sys
+import gc, json, sys
 import vllm
-model, dtype, questions = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
-engine = vllm.LLM(model=model, dtype=dtype, enforce_eager=True, max_model_len=256, max_num_seqs=4,
-    kv_cache_memory_bytes=2**27, limit_mm_per_prompt={"image": 0, "video": 0})
+from vllm.distributed import cleanup_dist_env_and_memory
+dtype, questions, releases = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
 asked = [[{"role": "user", "content": question}] for question in questions]
-answers = engine.chat(asked, vllm.SamplingParams(max_tokens=32, temperature=0.0), use_tqdm=False)
-print("answers", json.dumps([answer.outputs[0].text for answer in answers]))
+for name, release in releases.items():
+    engine = vllm.LLM(model=release, dtype=dtype, enforce_eager=True, max_model_len=1024, max_num_seqs=4,
+        kv_cache_memory_bytes=2**27, limit_mm_per_prompt={"image": 0, "video": 0})
+    answers = engine.chat(asked, vllm.SamplingParams(max_tokens=40, temperature=0.0), use_tqdm=False)
+    print("answers", json.dumps({"candidate": name, "answers": [answer.outputs[0].text for answer in answers]}))
+    del engine
+    gc.collect()
+    cleanup_dist_env_and_memory()
 """
 
 
@@ -140,13 +145,12 @@ def _range(values: list[float], digits: int) -> str:
 
 
 def answer(releases: dict[str, Path], dtype: str) -> None:
-    """Let vLLM answer with each; prints the answers."""
-    for name, release in releases.items():
-        said = _run(Settings().python_serving, _ANSWER, str(release), dtype, json.dumps(_QUESTIONS))
-        (line,) = (line for line in said.splitlines() if line.startswith("answers "))
-        print(
-            json.dumps({"candidate": name, "answers": json.loads(line.removeprefix("answers "))}), flush=True
-        )
+    """Let vLLM answer with each, one after the other in one process; prints the answers."""
+    paths = json.dumps({name: str(folder) for name, folder in releases.items()})
+    said = _run(Settings().python_serving, _ANSWER, dtype, json.dumps(_QUESTIONS), paths)
+    for line in said.splitlines():
+        if line.startswith("answers "):
+            print(line.removeprefix("answers "), flush=True)
 
 
 def _job(
@@ -217,8 +221,7 @@ def main() -> None:
     given.work.mkdir(parents=True)
     releases = measure(given.model, given.work, given.parts, Effort(given.calibration, given.n_grid))
     if not given.no_answers:
-        flags = set(Path("/proc/cpuinfo").read_text().split())
-        answer(releases, "auto" if flags & {"avx512_bf16", "amx_bf16"} else "float32")
+        answer(releases, trial.dtype_on_cpu(recipes.architecture(tensors.read_config(given.model))))
 
 
 if __name__ == "__main__":

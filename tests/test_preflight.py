@@ -122,8 +122,8 @@ def test_all_problems_are_said_at_once_and_name_their_fields(spec, settings, tmp
     first, *problems = str(refused.value).splitlines()
     assert first == "5 problems found before anything was started:"
     assert [problem.strip().split(":")[0] for problem in problems] == [
-        "batch.sampling.max_tokens",
         "serving.extra_args.max_lora",
+        "batch.sampling.max_tokens",
         "batch.prompt",
         "batch.output",
         "convert.calibration",

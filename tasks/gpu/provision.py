@@ -167,9 +167,13 @@ def _wanted(context: Context, there: Inventory | tuple[int, ...]) -> _Wanted:
     ]
     held = frozenset(device for lease in others for device in lease.devices)
     candidates = tuple(gpu.uuid for gpu in asked.candidates)
-    if not held.isdisjoint(candidates) and asked.how_many == len(candidates):
-        # Who holds them uses them: what is in use there will be gone, so it is looked at when they are free.
-        return _Wanted(candidates, candidates, (), " when other runs have given them back")
+    if len(held.intersection(candidates)) > len(candidates) - asked.how_many:
+        # Who holds them uses them: what is in use there will be gone, so it is looked at when they are free. Until
+        # then the run stands in line for any of them: whoever asks after it must not find one free before it does.
+        some = [uuid for uuid in candidates if uuid in held] + [
+            uuid for uuid in candidates if uuid not in held
+        ]
+        return _Wanted(tuple(some[: asked.how_many]), candidates, (), " when other runs have given them back")
     taken = demand.pick(asked, there, held)
     return _Wanted(
         tuple(one.gpu.uuid for one in taken), candidates, taken, cutting.describe(taken, asked.notes)

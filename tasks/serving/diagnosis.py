@@ -73,6 +73,13 @@ KNOWN = (
         "the installed vLLM cannot serve this architecture: choose another model.repo, or a newer vLLM",
     ),
     _known(
+        "wrong dtype",
+        r"CPU GDN attention requires BF16",
+        Remedy.USER,
+        "on a CPU vLLM computes this architecture's gated delta nets in bfloat16 alone: set serving.dtype to bfloat16 "
+        "or auto",
+    ),
+    _known(
         "out of memory",
         r"out of memory|OutOfMemoryError|NVML_SUCCESS == r INTERNAL ASSERT|[Cc]annot allocate memory|"
         r"MemoryError|No available memory for the cache blocks|larger than the (maximum|available)|"
@@ -112,7 +119,7 @@ _LOOKS_BAD = re.compile(r"\b(ERROR|CRITICAL|\w*Error|\w*Exception|Traceback|erro
 _CAUSE = re.compile(r"\b[A-Z]\w*(?:Error|Exception): (?!Engine core initialization failed)")
 """The line that ends a traceback; the API server's own only points to that of its engine."""
 
-_PREFIX = re.compile(r"^(\(\w+ pid=\d+\) )?((ERROR|CRITICAL) \S+ \S+ \[[^\]]*\] )?")
+_PREFIX = re.compile(r"^(\(\w+ pid=\d+\) )*((ERROR|CRITICAL) \S+ \S+ \[[^\]]*\] )?")
 """Of a line of vLLM's: who says it, and when."""
 
 _HARMLESS = re.compile(r"\b(DEBUG|INFO|WARNING)\b \d\d-\d\d ")

@@ -9,7 +9,6 @@ run eagerly), and a round takes as long as so many rows of the batch.
 import asyncio
 import json
 import random
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ import aiohttp
 
 from tasks.serving import probes
 from tasks.serving.launch import Slot
+from tasks.serving.line import now_s
 from tasks.settings import Settings
 from tasks.spec import RunSpec
 
@@ -100,18 +100,18 @@ async def warm(
     Raises:
         probes.NoAnswer: a request failed, or took too long.
     """
-    began = time.monotonic()
+    began = now_s()
     vocabulary = _vocabulary(release)
     structured = await _structured(client, url, model, shapes, settings)
     rounds: list[Round] = []
     stable = False
-    while len(rounds) < rounds_at_most and time.monotonic() - began < settings.prewarm_s:
+    while len(rounds) < rounds_at_most and now_s() - began < settings.prewarm_s:
         lengths = shapes.prompts()
-        started = time.monotonic()
+        started = now_s()
         await asyncio.gather(
             *(_complete(client, url, model, length, vocabulary, shapes, settings) for length in lengths)
         )
-        rounds.append(Round(len(lengths), sum(lengths), round(time.monotonic() - started, 3)))
+        rounds.append(Round(len(lengths), sum(lengths), round(now_s() - started, 3)))
         if len(rounds) >= _MIN_ROUNDS and rounds[-1].seconds >= rounds[-2].seconds * _HARDLY_FASTER:
             stable = True
             break
@@ -120,7 +120,7 @@ async def warm(
         "structured": structured,
         "rounds": [asdict(one) for one in rounds],
         "stable": stable,
-        "seconds": round(time.monotonic() - began, 3),
+        "seconds": round(now_s() - began, 3),
     }
 
 

@@ -160,7 +160,8 @@ class Serving(Part):
     max_num_batched_tokens: int = Field(default=8192, ge=16)
     """Tokens of one engine step: how much prefill is mixed into decoding."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
-    """Of activations; `auto` is what the checkpoint says. `float32` on a CPU without bfloat16 instructions."""
+    """Of activations; `auto` is what the checkpoint says. `float32` on a CPU without bfloat16 instructions, but for
+    Qwen3.5, which vLLM computes in bfloat16 alone there."""
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     """`fp8` halves the KV cache; on Ampere it saves memory only."""
     kv_cache_memory_mb: int | None = Field(default=None, ge=16)

@@ -33,7 +33,7 @@ def load(loader: Any, source: str, values: int, memory_bytes: int, folder: Path)
             "max_memory": {"cpu": memory_bytes},
             "offload_folder": str(folder),
         }
-        _restore_norms_on_the_disk()
+    _restore_norms_where_they_are()
     with load_offloaded_model(loader):
         model = loader.from_pretrained(
             source, dtype=torch.float32, local_files_only=True, trust_remote_code=False, **options
@@ -74,9 +74,9 @@ def _delete(held: Any, name: str) -> None:
         file.unlink(missing_ok=True)
 
 
-def _restore_norms_on_the_disk() -> None:
-    """llm-compressor 0.14.0.1 gives a norm that multiplies by 1 + weight back in a way that changes what was read
-    from the disk, and not what lies there."""
+def _restore_norms_where_they_are() -> None:
+    """llm-compressor 0.14.0.1 gives a norm that multiplies by 1 + weight back in a way that changes what the module
+    shows, which is not what is kept where that lies on the disk or beside an accelerator."""
     import torch
     from llmcompressor.modeling.offset_norm import CalibrationOffsetNorm
 

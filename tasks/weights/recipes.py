@@ -40,6 +40,11 @@ class Recipe:
     converters: tuple[str, ...] = ("llm-compressor",)
     """What can convert it to awq."""
 
+    @property
+    def hybrid(self) -> bool:
+        """Whether some of its layers are gated delta nets: vLLM's CPU kernels compute those in bfloat16 alone."""
+        return any("linear_attn" in pattern for pattern in self.ignored)
+
     def keeps(self, module: str) -> bool:
         """Whether the module of that name stays as it is."""
         return any(re.match(pattern.removeprefix("re:"), module) for pattern in self.ignored)

@@ -33,6 +33,7 @@ def diagnose(log: Path, *lines: str, status: int = 1) -> diagnosis.Diagnosis:
             "unsupported architecture",
             Remedy.USER,
         ),
+        ("AssertionError: CPU GDN attention requires BF16.", "wrong dtype", Remedy.USER),
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "out of memory", Remedy.USER),
         (
             "ValueError: No available memory for the cache blocks. Try increasing it.",

@@ -40,19 +40,20 @@ def test_a_prompt_and_its_answer_always_fit(prepared: dict[str, int]) -> None:
 async def _warm(
     tmp_path: Path, answer: Callable[[int], float], schema: Any = None, refuse: bool = False
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Warm a server whose nth round of requests takes `answer(n)` seconds each."""
+    """Warm a server whose nth round of requests takes `answer(n)` seconds, on a clock of its own."""
     bodies: list[dict[str, Any]] = []
     completions = 0
+    now_s = 0.0
 
     async def handle(request: web.Request) -> web.Response:
-        nonlocal completions
+        nonlocal completions, now_s
         body = await request.json()
         bodies.append(body)
         if refuse and "response_format" in body:
             return web.json_response({"error": "no such schema"}, status=400)
         if "prompt" in body:
+            now_s += answer(completions // 4) / 4
             completions += 1
-            await asyncio.sleep(answer((completions - 1) // 4))
         return web.json_response({"choices": []})
 
     application = web.Application()
@@ -64,10 +65,11 @@ async def _warm(
     port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
     shapes = prewarm.Shapes(20, 30, 4, 4, 9, schema)
     try:
-        async with probes.session("key") as client:
-            report = await prewarm.warm(
-                client, f"http://127.0.0.1:{port}", "tiny", tmp_path, shapes, Settings(), 5
-            )
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(prewarm, "now_s", lambda: now_s)
+            async with probes.session("key") as client:
+                url = f"http://127.0.0.1:{port}"
+                report = await prewarm.warm(client, url, "tiny", tmp_path, shapes, Settings(), 5)
     finally:
         await runner.cleanup()
     return report, bodies

@@ -40,7 +40,7 @@ def run_in_converting_environment(script: str, *arguments: Path | str) -> None:
         check=True,
         env=processes.environment("tests/converting", {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}),
         stdout=subprocess.DEVNULL,
-        timeout=900,
+        timeout=2400,
     )
 
 

@@ -1,4 +1,4 @@
-"""In the converting environment: what `_set` leaves in a module whose tensors are seen as copies.
+"""In the converting environment: what is replaced in modules whose tensors are seen as copies.
 
 On a machine with an accelerator a layer's tensors lie in the host's memory, and whoever asks for one gets a copy
 on the accelerator. Here the copy is made on the CPU.
@@ -6,7 +6,7 @@ on the accelerator. Here the copy is made on the CPU.
 
 import sys
 
-from tasks.weights import activation_aware
+from tasks.weights import offloaded
 
 
 def main() -> None:
@@ -20,7 +20,9 @@ def main() -> None:
     for module in (head, embedding):
         offload_module(module, torch.device("cpu"), torch.device("cpu"))
     right = torch.arange(6, dtype=torch.bfloat16).reshape(3, 2)
-    activation_aware._set(head, "weight", head.weight, right)
+    tensors = offloaded.Tensors(torch.nn.ModuleList([head, embedding]))
+    (place,) = tensors
+    tensors.replace(place, right)
     for module in (head, embedding):
         if module.weight.dtype != torch.bfloat16 or not torch.equal(module.weight, right):
             sys.exit(f"{module.weight} is kept, and should be {right}")

@@ -95,6 +95,11 @@ def test_what_a_cpu_cannot_serve_is_known_before_it_is_tried(
     assert why is None if says is None else says in str(why)
 
 
+def test_gated_delta_nets_are_tried_in_bfloat16_because_vllm_knows_nothing_else_on_a_cpu() -> None:
+    assert trial.dtype_on_cpu("Qwen3_5ForCausalLM") == "auto"
+    assert trial.dtype_on_cpu("Qwen2ForCausalLM") in ("auto", "float32")
+
+
 def test_a_model_that_a_cpu_would_read_for_many_minutes_is_not_tried(world: World) -> None:
     recipe = recipes.RECIPES["Qwen2ForCausalLM"]
 

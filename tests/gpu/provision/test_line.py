@@ -34,6 +34,22 @@ def test_who_waits_for_other_gpus_is_not_in_the_way(ledger, node, execute):
     assert execute("provision", "c").changed
 
 
+def test_who_waits_for_any_gpu_is_in_line_for_all_of_them(ledger, node, execute):
+    for run_id, gpus in (("a", [0]), ("b", [1]), ("c", 1), ("d", 1), ("e", [0])):
+        a_run(ledger, run_id, layout={"mig": {"3g.40gb": 1}, "gpus": gpus})
+    for run_id in ("a", "b"):
+        execute("provision", run_id)
+    with pytest.raises(Busy, match="leased to run"):
+        execute("provision", "c")
+    with pytest.raises(Busy, match=r"1 run\(s\) wait before this one, first c"):
+        execute("provision", "d")
+    execute("restore", "a")
+    for run_id in ("d", "e"):
+        with pytest.raises(Busy, match="wait before this one, first c"):
+            execute("provision", run_id)
+    assert execute("provision", "c").changed
+
+
 def test_a_run_that_went_away_loses_its_place(ledger, run, execute):
     execute("provision")
     for run_id in ("run-2", "run-3"):
