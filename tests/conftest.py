@@ -6,12 +6,17 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
+from hypothesis import HealthCheck, settings
 from psycopg import sql
 
 from demo.children import Children
 from demo.postgres import Cluster
 from tasks.ledger.migrations import migrate
 from tasks.settings import REPOSITORY
+
+# A property holds or not: how fast it was tried says how busy the machine is.
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -180,6 +180,9 @@ def of_log(worker_id: str, log: Path, how: str) -> Diagnosis:
             return Diagnosis(
                 known.kind, known.remedy, _message(worker_id, how, known.says, _different(said)[:_LINES], log)
             )
+    if not log_files.has_room(log):
+        says = "the disk of its log has no room left, so the log may not say why: free some, then start again"
+        return Diagnosis("disk full", Remedy.RETRY, _message(worker_id, how, says, bad[-_LINES:], log))
     causes = [line for line in bad if _CAUSE.search(line)]
     said = causes or [line for line in bad if _LOOKS_BAD.search(line)] or lines
     return Diagnosis("unknown", Remedy.RETRY, _message(worker_id, how, "", _different(said)[-_LINES:], log))

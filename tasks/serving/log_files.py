@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 _TAIL_BYTES = 200_000
+_ROOM_BYTES = 1 << 20
 
 
 def begin_anew(log: Path, keep: int) -> None:
@@ -45,12 +46,21 @@ def tail(log: Path, lines: int) -> list[str]:
     return found[-lines:]
 
 
+def has_room(log: Path) -> bool:
+    """Whether the disk of the log can take another line."""
+    try:
+        return shutil.disk_usage(log.parent).free >= _ROOM_BYTES
+    except OSError:
+        return True
+
+
 def _lines(log: Path) -> list[str]:
     try:
         with log.open("rb") as file:
             end = file.seek(0, os.SEEK_END)
             file.seek(max(0, end - _TAIL_BYTES))
-            return file.read().decode(errors="replace").splitlines()
+            # No more than that: it may grow meanwhile.
+            return file.read(_TAIL_BYTES).decode(errors="replace").splitlines()
     except OSError:
         return []
 

@@ -3,6 +3,7 @@
 import errno
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -104,6 +105,16 @@ def test_a_worker_that_ends_while_the_kernel_kills_for_want_of_memory_says_so(lo
 def test_what_a_log_says_clearly_is_not_put_down_to_somebody_elses_want_of_memory(log: Path) -> None:
     log.write_text("vllm serve: error: unrecognized arguments: --frobnicate")
     assert diagnosis.of_exit("worker-0", log, 2, kernel_killed=1).kind == "bad flag"
+
+
+def test_a_log_that_could_not_be_written_is_not_taken_for_a_quiet_one(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = SimpleNamespace(total=10**9, used=10**9, free=0)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: full)
+    found = diagnosis.of_exit("worker-0", log, 1)
+    assert (found.kind, found.remedy) == ("disk full", Remedy.RETRY)
+    assert "the disk of its log has no room left" in found.message
 
 
 def test_a_node_that_is_short_of_something_for_a_while_is_tried_again() -> None:

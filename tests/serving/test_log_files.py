@@ -58,3 +58,10 @@ def test_on_a_disk_that_is_full_a_log_is_emptied_without_being_kept(
     log_files.bound(log, max_bytes=1000, keep=2)
     assert log.stat().st_size == 0
     assert [path.name for path in tmp_path.iterdir()] == ["worker-0.log"]
+
+
+def test_no_more_than_the_end_of_a_log_is_read_however_it_grows(tmp_path: Path) -> None:
+    endless = tmp_path / "worker-0.log"
+    endless.symlink_to("/dev/zero")
+    (text,) = log_files.tail(endless, 1)
+    assert len(text) == 200_000

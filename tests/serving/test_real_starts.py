@@ -1,4 +1,4 @@
-"""Starts of the real vLLM on CPU that are stopped and killed, or have no room for a log; see test_real_workers.py."""
+"""Starts of the real vLLM on CPU that are stopped and killed; see test_real_workers.py."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -115,14 +115,3 @@ MOMENTS: dict[str, Callable[[World], Any]] = {
     "its engine exists": _has_an_engine,
 }
 """Of a start, in their order; how long each takes depends on how busy the machine is."""
-
-
-def test_a_worker_serves_although_the_disk_of_its_log_is_full(world: World) -> None:
-    log = world.settings.logs / "run-1" / "worker-0.log"
-    log.parent.mkdir(parents=True)
-    log.symlink_to("/dev/full")
-    world.execute("start")
-    see("a worker whose log has no room is ready", workers=world.registry()["workers"])
-    assert is_ready(world)
-    world.execute("stop")
-    nothing_is_left(world)
