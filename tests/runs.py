@@ -19,6 +19,12 @@ from tasks.spec import RunSpec, parse
 SQL = REPOSITORY / "sql"
 
 
+def port_range() -> tuple[int, int]:
+    """Ports of this test process alone: others run beside it, and a world asks whether its ports are free again."""
+    first = 22000 + 1000 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    return first, first + 999
+
+
 def a_spec(**changes: Any) -> RunSpec:
     """A small run on CPU; `changes` replace whole fields."""
     return parse(
@@ -79,7 +85,7 @@ def python(code: str, *arguments: str, env: dict[str, str] | None = None) -> Ite
         process.communicate()
 
 
-def wait_until(happened: Callable[[], Any], deadline_s: float = 20.0) -> Any:
+def wait_until(happened: Callable[[], Any], deadline_s: float = 60.0) -> Any:
     """What `happened` returns once that is true.
 
     Raises:

@@ -48,8 +48,9 @@ MATRIX = {
 @pytest.mark.parametrize("failure", MATRIX)
 def test_every_row_is_answered_once_whatever_the_workers_do(tmp_path, failure):
     with StandIn(KEY, behaviour=MATRIX[failure], latency_s=0.005) as pool:
-        hurried = job(pool, tmp_path, request_timeout_s=1.5)
-        tally = answer(hurried, chunks_of(rows_of(ROWS)), "p0")
+        # Only who hangs is to be given up: a busy machine is slow too.
+        asked = job(pool, tmp_path, request_timeout_s=1.5 if failure == "hangs" else 20.0)
+        tally = answer(asked, chunks_of(rows_of(ROWS)), "p0")
         # Generated whole and not taken: what the engine spent in vain.
         twice = sum(count - 1 for count in pool.answered.values())
     assert (tally.answered, tally.failed, tally.given_up) == (ROWS, 0, 0)

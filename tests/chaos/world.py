@@ -29,6 +29,7 @@ from tasks.node import processes
 from tasks.node.processes import Process
 from tasks.settings import REPOSITORY
 from tests.batch.world import prompt_of, tokenizer_folder, write_input
+from tests.runs import port_range
 from tests.weights.world import write_checkpoint
 
 DAG = "qwen_batch"
@@ -117,6 +118,7 @@ class World:
         return {
             "QWEN_PIPELINE_HOME": str(self.disk / "pipeline"),
             "QWEN_PIPELINE_DEPLOYMENT": self.deployment,
+            "QWEN_PIPELINE_PORT_RANGE": json.dumps(port_range()),
             "QWEN_PIPELINE_LEDGER_URL_FILE": str(self.home / "ledger-url"),
             "QWEN_PIPELINE_SECRET_FILE": str(self.home / "secret"),
             "QWEN_PIPELINE_WORKER_COMMAND": json.dumps([sys.executable, str(standin)]),

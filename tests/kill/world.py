@@ -27,6 +27,7 @@ from tasks.node import processes
 from tasks.settings import REPOSITORY, Settings
 from tasks.spec import RunSpec
 from tests.kill.launcher import Action, Ended, Launcher
+from tests.runs import port_range
 
 
 class World:
@@ -60,7 +61,7 @@ class World:
         for name, content in (("ledger-url", database_url), ("secret", secrets.token_hex(32))):
             (self.home / name).touch(mode=0o600)
             (self.home / name).write_text(content)
-        first_port = 20000 + 40 * random.randrange(25)
+        first_port = port_range()[0] + 40 * random.randrange(25)
         self.environment = {
             "QWEN_PIPELINE_HOME": str(self.home),
             "QWEN_PIPELINE_LEDGER_URL_FILE": str(self.home / "ledger-url"),

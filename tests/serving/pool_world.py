@@ -25,13 +25,13 @@ from tasks.serving import leftovers, pools
 from tasks.serving.pools import Pool
 from tasks.settings import Settings
 from tasks.stages import Result, execute
-from tests.runs import a_run
+from tests.runs import a_run, port_range
 
 STANDIN = Path(__file__).parent / "standin_vllm.py"
 RELEASE_ID = "tiny-none-0123456789ab"
 
 
-def wait_for(what: str, condition: Callable[[], Any], within_s: float = 30.0) -> Any:
+def wait_for(what: str, condition: Callable[[], Any], within_s: float = 60.0) -> Any:
     """The first true value of `condition`; fails when there is none in time."""
     deadline = time.monotonic() + within_s
     while not (found := condition()):
@@ -172,6 +172,7 @@ def make_world(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch, **sett
             "claim_watch_s": 0.3,
             "registry_poll_s": 0.2,
             "start_timeout_s": 60,
+            "port_range": list(port_range()),
             **settings,
         }
     )
