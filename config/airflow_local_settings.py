@@ -13,7 +13,7 @@ _OURS = "qwen"
 def task_instance_mutation_hook(task_instance: Any, dag_run: Any = None) -> None:
     """Called by the scheduler for every task of a new run."""
     from tasks import settings
-    from tasks.stages import ON_THE_NODE
+    from tasks.stage_list import ON_THE_NODE
 
     if dag_run is None or task_instance.task_id not in ON_THE_NODE or not settings.current().node_queues:
         return

@@ -16,7 +16,7 @@ from rich.table import Table
 from demo.airflow_api import AirflowApi, DagRun, TaskInstance
 from tasks.cli.status import stages_of
 from tasks.ledger import Ledger
-from tasks.stages import STAGES
+from tasks.stage_list import STAGES
 
 TASKS = ("freeze", *STAGES, "judge")
 """In the order of the story."""

@@ -18,7 +18,7 @@ from run_name import run_name
 from tasks import settings
 from tasks.errors import Busy, Remedy, StageError
 from tasks.spec import Limits, RunSpec, params
-from tasks.stages import STAGES
+from tasks.stage_list import STAGES
 
 if TYPE_CHECKING:
     from airflow.sdk.types import RuntimeTaskInstanceProtocol

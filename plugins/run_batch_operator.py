@@ -9,7 +9,7 @@ from run_links import LINKS, show_links
 
 from tasks.errors import StageError
 from tasks.spark import SparkSubmission
-from tasks.stages import STAGES
+from tasks.stage_list import STAGES
 
 
 class RunBatchOperator(SparkSubmitOperator):

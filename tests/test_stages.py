@@ -14,7 +14,7 @@ from tasks.ledger import take
 from tasks.ledger.claims import facts_of
 from tasks.node import lock, processes
 from tasks.spec import Limits
-from tasks.stages import STAGES
+from tasks.stage_list import STAGES
 from tests import acting_stage
 from tests.runs import a_run, a_spec, environment_of, open_ledger, python, settings_of, wait_until
 
@@ -23,11 +23,12 @@ import dataclasses, logging, sys
 from tasks import stages
 from tasks.errors import StageError
 from tasks.node import processes
+from tasks.stage_list import STAGES
 
 logging.basicConfig(stream=sys.stdout)
 if sys.argv[1]:
     processes.host = lambda: sys.argv[1]
-stages.STAGES["download"] = dataclasses.replace(stages.STAGES["download"], module="tests.acting_stage")
+STAGES["download"] = dataclasses.replace(STAGES["download"], module="tests.acting_stage")
 try:
     print(stages.execute("download", "run-1").message)
 except StageError as error:

@@ -22,7 +22,7 @@ from tasks import settings as deployment
 from tasks.errors import InputError, StageError
 from tasks.settings import Settings
 from tasks.spec import RunSpec, read
-from tasks.stages import STAGES
+from tasks.stage_list import STAGES
 
 
 @dataclass(frozen=True)

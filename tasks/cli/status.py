@@ -7,7 +7,7 @@ from tasks.errors import InputError, StageError
 from tasks.gpu import drawing, inventory
 from tasks.ledger import Ledger, leases
 from tasks.settings import Settings
-from tasks.stages import STAGES
+from tasks.stage_list import STAGES
 
 _NEWEST = 10
 

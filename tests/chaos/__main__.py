@@ -15,7 +15,7 @@ from types import FrameType
 
 from tasks.node.atomic import replace_text
 from tasks.settings import REPOSITORY
-from tasks.stages import STAGES
+from tasks.stage_list import STAGES
 from tests.chaos.cell import Result, run_cell
 from tests.chaos.events import EVENTS
 from tests.chaos.world import World

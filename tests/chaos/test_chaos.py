@@ -1,6 +1,6 @@
 """What the matrix says of itself; cells of it are in test_with_airflow.py."""
 
-from tasks.stages import STAGES
+from tasks.stage_list import STAGES
 from tests.chaos.__main__ import table
 from tests.chaos.cell import Result
 from tests.chaos.events import EVENTS

@@ -3,7 +3,7 @@
 import pytest
 
 from tasks.spec.params import fields
-from tasks.stages import STAGES
+from tasks.stage_list import STAGES
 
 
 @pytest.fixture

@@ -89,9 +89,9 @@ def _forget_settings() -> None:
 
 def _add_stage(name: str, module: str) -> None:
     """A stage that exists only in this process, for the harness's own tests."""
-    from tasks import stages
+    from tasks.stage_list import STAGES, Stage
 
-    stages.STAGES[name] = stages.Stage(name, module, name, frozenset([name]), "A stage of a test.")
+    STAGES[name] = Stage(name, module, name, frozenset([name]), "A stage of a test.")
 
 
 def _answer(what: dict[str, Any]) -> None:
