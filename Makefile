@@ -18,7 +18,7 @@ lint: setup            ## style, types, direction of dependencies, SQL
 	.venv/bin/sqlfluff lint --disable-progress-bar sql
 
 test: setup            ## make test ARGS="tests/ledger -k claim" runs some; JOBS=1 one file after the other
-	.venv/bin/pytest -n $(or $(JOBS),3) --dist loadfile $(ARGS)
+	.venv/bin/pytest -n $(or $(JOBS),3) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 bench: setup
 	.venv/bin/python -m benchmarks

@@ -19,8 +19,20 @@ settings.register_profile("tests", deadline=None, suppress_health_check=[HealthC
 settings.load_profile("tests")
 
 
+_BEGUN_FIRST = (
+    "tests/demo/test_demo.py",
+    "tests/chaos/test_with_airflow.py",
+    "tests/weights/test_conversions.py",
+    "tests/serving/test_real_vllm.py",
+    "tests/batch/test_spark.py",
+)
+"""Files of many minutes each: where files run beside each other, none of them must begin last."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The tests marked `everything` are left out, unless they are asked for."""
+    """The longest files come first; the tests marked `everything` are left out, unless they are asked for."""
+    order = {name: place for place, name in enumerate(_BEGUN_FIRST)}
+    items.sort(key=lambda item: order.get(item.nodeid.partition("::")[0], len(order)))
     if not os.environ.get("QWEN_TEST_EVERYTHING"):
         for item in items:
             if item.get_closest_marker("everything"):
