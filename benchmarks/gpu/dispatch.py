@@ -5,7 +5,6 @@ their flushes. Only the rows come from a list instead of a partition.
 """
 
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -62,7 +61,7 @@ def dispatch(
         flush_s=at.settings.segment_flush_s,
     )
     cpu_before_s = time.process_time()
-    with series.Sampler(lambda now_s: _scrape(worker["url"], now_s)) as sampler:
+    with series.Sampler(lambda now_s: series.scrape(worker["url"], now_s)) as sampler:
         tally = answer(job, _chunks(asked), _SHARE)
     cpu_s = time.process_time() - cpu_before_s
     results = list(_results(folder, f"{label}-{_SHARE}-"))
@@ -98,11 +97,6 @@ _TRACED = ("finished", "generated_tokens", "running", "waiting")
 def _chunks(rows: list[Row]) -> Iterator[list[Row]]:
     for start in range(0, len(rows), _CHUNK):
         yield rows[start : start + _CHUNK]
-
-
-def _scrape(url: str, now_s: float) -> series.Sample:
-    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answered:
-        return series.parse(answered.read().decode(), now_s)
 
 
 def _results(folder: Path, prefix: str) -> Iterator[Result]:

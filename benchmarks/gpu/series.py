@@ -6,6 +6,7 @@ rows leave it half empty) counts. Both a server's /metrics and vLLM's in-process
 
 import threading
 import time
+import urllib.request
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -71,6 +72,12 @@ def parse(text: str, at_s: float) -> Sample:
             found = histograms[buckets[name]]
             found[bound] = found.get(bound, 0.0) + float(number)
     return Sample(at_s, values, histograms, sums)
+
+
+def scrape(url: str, at_s: float) -> Sample:
+    """Of the server at `url`."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answered:
+        return parse(answered.read().decode(), at_s)
 
 
 def from_reader(metrics: Sequence[Any], at_s: float) -> Sample:

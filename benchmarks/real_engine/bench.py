@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -21,7 +20,7 @@ from benchmarks.gpu.workers import registered
 from benchmarks.real_engine.ways import ANSWER_TOKENS, SERVING, WAYS, chats
 from tasks import ledger as ledger_package
 from tasks.ledger import take
-from tasks.serving import launch
+from tasks.serving import launch, ports
 from tasks.settings import Settings
 from tasks.spec import Serving, parse
 
@@ -76,7 +75,7 @@ class Bench:
             target["run"] = self._run_for_spark(f"spark-{number}", folder, target, pool.pool_id)
         command = [sys.executable, "-m", "benchmarks.real_engine", str(self.release), str(self.prompts)]
         command += ["--way", way, "--home", str(folder), "--target", json.dumps(target)]
-        with series.Sampler(lambda now_s: _scrape(worker, now_s)) as sampler:
+        with series.Sampler(lambda now_s: series.scrape(worker, now_s)) as sampler:
             done = subprocess.run(
                 command, stdout=subprocess.PIPE, env={**os.environ, "BENCH_KEY": key}, check=True
             )
@@ -112,8 +111,10 @@ class Bench:
                 body = {"model": "bench", "max_tokens": ANSWER_TOKENS, "temperature": 0.0}
                 line = {"custom_id": row_id, "method": "POST", "url": "/v1/chat/completions"}
                 file.write(json.dumps({**line, "body": {**body, "messages": json.loads(chat)}}) + "\n")
-        port = _free_port()
-        command = [*launch.command(self.at.settings)[:-1], "run-batch"]
+        settings = self.at.settings
+        block = ports.reserve("127.0.0.1", settings.port_range, settings.ports_per_worker)
+        port = block.first
+        command = [*launch.command(settings)[:-1], "run-batch"]
         command += ["-i", str(folder / "in.jsonl"), "-o", str(folder / "out.jsonl"), "--enable-metrics"]
         command += ["--host", "127.0.0.1", "--port", str(port), "--model", str(self.release)]
         command += ["--served-model-name", "bench", *self._engine_flags()]
@@ -122,7 +123,7 @@ class Bench:
                 command,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=self._engine_environment(folder),
+                env=self._engine_environment(folder, port + 1),
                 preexec_fn=lambda: os.sched_setaffinity(0, self.engine_cores),
             )
             try:
@@ -131,11 +132,12 @@ class Bench:
                     if process.poll() is not None or time.monotonic() - began > 600:
                         raise SystemExit(f"run-batch did not start: {(folder / 'log').read_text()[-2000:]}")
                     time.sleep(0.2)
-                with series.Sampler(lambda now_s: _scrape(url, now_s)) as sampler:
+                with series.Sampler(lambda now_s: series.scrape(url, now_s)) as sampler:
                     process.wait(3600)
             finally:
                 process.kill()
                 process.wait()
+                block.release()
         answered = sum(1 for _ in (folder / "out.jsonl").open())
         return {**self._figures(sampler), "answered": answered}
 
@@ -151,14 +153,14 @@ class Bench:
             del kept[at : at + 2]
         return kept
 
-    def _engine_environment(self, folder: Path) -> dict[str, str]:
+    def _engine_environment(self, folder: Path, first_port: int) -> dict[str, str]:
         slot = launch.Slot("cpu-0", "cpu", cores=tuple(self.engine_cores))
         cache = self.home / "cache"
         return launch.environment(
             "bench/run-batch",
             slot,
             key="",
-            first_internal_port=_free_port(),
+            first_internal_port=first_port,
             cache=cache,
             temporary=folder,
             extra={},
@@ -190,11 +192,6 @@ def _spread(table: pa.Table, rows: int) -> pa.Table:
     return table.take([number * table.num_rows // rows for number in range(rows)])
 
 
-def _scrape(url: str, now_s: float) -> series.Sample:
-    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answered:
-        return series.parse(answered.read().decode(), now_s)
-
-
 def _answers(url: str) -> bool:
     """Whether the engine's counters are there; they are once it is set up."""
     try:
@@ -202,9 +199,3 @@ def _answers(url: str) -> bool:
             return b"vllm:prompt_tokens_total" in answered.read()
     except OSError:
         return False
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])

@@ -6,12 +6,14 @@ import os
 import resource
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pyarrow.parquet as pq
 
+from benchmarks.dispatcher import job
 from tasks.batch.answering import Job, answer
 from tasks.batch.records import Row
 from tasks.settings import Settings
@@ -55,25 +57,11 @@ def client(way: str, prompts: Path, home: Path, target: Mapping[str, str]) -> di
 
 
 def _job(target: Mapping[str, str], folder: Path) -> Job:
-    settings = Settings()
-    return Job(
-        registry=target["registry"],
+    return replace(
+        job(target["registry"], folder),
         key=os.environ["BENCH_KEY"],
         release_id=target["release"],
         sampling={"max_tokens": ANSWER_TOKENS, "temperature": 0.0},
-        schema=None,
-        segments=folder,
-        attempt="a-",
-        max_model_len=None,
-        proven=True,
-        stop_file=folder / "stop",
-        stop_at=time.time() + 86400,
-        shares=1,
-        request_timeout_s=settings.request_timeout_s,
-        request_timeout_least_s=settings.request_timeout_least_s,
-        patience_s=settings.engine_patience_s,
-        registry_poll_s=settings.registry_poll_s,
-        flush_s=settings.segment_flush_s,
     )
 
 
