@@ -66,6 +66,7 @@ class Registrar:
         self._quota = quota
         self.spark_ui: str | None = None
         """Where Spark's page of this application is, once it is known."""
+        self._registering = threading.Lock()
         self._read: dict[Path, Range] = {}
         self._unregistered: dict[Path, Range] = {}
         """Read, but the ledger has not confirmed it."""
@@ -97,15 +98,17 @@ class Registrar:
         Raises:
             Fenced: the claim has ended.
         """
-        for path in self._paths():
-            self._read_on(path)
-        if self._unregistered:
-            in_ledger.register(self._claim, self._batch.batch_id, self._unregistered.values())
-            self._unregistered.clear()
-        self._show()
-        is_spent = self._tokens_left is not None and self._tokens >= self._tokens_left
-        if is_spent or quotas.tokens_are_spent(self._claim.ledger, self._tenant, self._quota):
-            self._stop_file.touch()
+        # Asked by the driver between its passes while this object's own thread may be at it.
+        with self._registering:
+            for path in self._paths():
+                self._read_on(path)
+            if self._unregistered:
+                in_ledger.register(self._claim, self._batch.batch_id, self._unregistered.values())
+                self._unregistered.clear()
+            self._show()
+            is_spent = self._tokens_left is not None and self._tokens >= self._tokens_left
+            if is_spent or quotas.tokens_are_spent(self._claim.ledger, self._tenant, self._quota):
+                self._stop_file.touch()
 
     def _work(self) -> None:
         while True:

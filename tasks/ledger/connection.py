@@ -4,6 +4,7 @@ Keeps: whatever is written is written in a transaction; a database that went awa
 because a stage that took an hour must not fail on a restart of PostgreSQL.
 """
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -35,7 +36,8 @@ _FIRST_WAIT_S = 0.2
 class Ledger:
     """One process's way to the ledger. Connects when first used and again when the connection was lost.
 
-    Not for several threads at once: give each its own (`Ledger.again`).
+    Transactions of several threads wait for each other; a thread that must not wait for another's takes its
+    own way (`Ledger.again`).
     """
 
     def __init__(self, url: str, sql: Path, patience_s: float = 60.0) -> None:
@@ -49,6 +51,8 @@ class Ledger:
         self._sql = sql
         self._patience_s = patience_s
         self._connection: Connection | None = None
+        # A second thread's transaction would begin inside the first's and be committed or lost with it.
+        self._one_thread = threading.RLock()
         self.queries = _queries(sql / "queries")
 
     def again(self) -> "Ledger":
@@ -63,17 +67,19 @@ class Ledger:
             Unavailable: the database cannot be reached, or went away before the commit was confirmed. Every
                 write here may be repeated, so the answer to that is to try again.
         """
-        connection = self._connected()
-        try:
-            with connection.transaction():
-                yield connection
-        except psycopg.OperationalError as error:
-            if not connection.closed:
-                raise
-            self._connection = None
-            raise Unavailable(
-                f"the connection to the ledger was lost ({_first_line(error)}); nothing half done was kept, try again"
-            ) from None
+        with self._one_thread:
+            connection = self._connected()
+            try:
+                with connection.transaction():
+                    yield connection
+            except psycopg.OperationalError as error:
+                if not connection.closed:
+                    raise
+                self._connection = None
+                raise Unavailable(
+                    f"the connection to the ledger was lost ({_first_line(error)}); "
+                    f"nothing half done was kept, try again"
+                ) from None
 
     def close(self) -> None:
         """Close the connection; the next use opens one again."""
