@@ -1,4 +1,4 @@
-"""What a batch costs beside asking: to prepare it, to count what is finished, to publish it.
+"""What a batch costs beside asking: to prepare it, to prove its ids, to count what is finished, to publish it.
 
     .venv/bin/python -m benchmarks.bookkeeping [ROWS ...]         # 10000 100000 by default
 
@@ -12,18 +12,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from tasks.batch import prepared, publish, rows, segments
+from tasks.batch import ids, input, parts, prepared, prepared_part, publish, rows, segments
 from tasks.batch.in_ledger import Range
-from tasks.batch.input import InputRow
-from tasks.batch.prompts import TokenCounter
 from tasks.batch.records import Result
 from tasks.spec import parse
 
@@ -36,17 +35,23 @@ def measure(count: int) -> dict[str, Any]:
             {
                 "model": {"repo": "owner/name"},
                 "layout": {"cpu": 1},
-                "batch": {"input": "/in", "output": name, "prompt": "text"},
+                "batch": {"input": f"{name}/in.parquet", "output": name, "prompt": "text"},
             }
         )
         tokenizer = Tokenizer(WordLevel({"[unk]": 0}, unk_token="[unk]"))
         tokenizer.pre_tokenizer = Whitespace()
+        tokenizer.save(str(folder / "tokenizer.json"))
         figures: dict[str, Any] = {"rows": count}
+        _write_input(folder / "in.parquet", count)
         (folder / "draft").mkdir()
         with _Timed(figures, "prepare", count):
-            identity = {"release_id": "release-1"}
-            counter = TokenCounter(tokenizer, None)
-            batch = prepared.write(folder, identity, _input(count), spec.batch, counter, folder / "draft")
+            cut = parts.cut(input.check(spec.batch), parts.PART_ROWS)
+            for part in cut:
+                prepared_part.write(part, spec.batch, folder, folder / "draft")
+            written = [prepared_part.path_of(part, folder / "draft") for part in cut]
+        with _Timed(figures, "prove_ids", count):
+            ids.prove(spec.batch, cut, written)
+            batch = prepared.publish(folder, {"release_id": "release-1"}, written)
         with _Timed(figures, "write_segment", count), segments.SegmentWriter(folder, "a") as writer:
             for number in range(count):
                 writer.append(_result(number))
@@ -76,9 +81,14 @@ class _Timed:
         self._figures[f"{self._name}_us"] = round(1e6 * used_s / self._count, 1)
 
 
-def _input(count: int) -> Iterator[InputRow]:
-    for number in range(count):
-        yield InputRow(f"row-{number}", f"{number} " + "some words that stand for a text " * 6, "")
+def _write_input(path: Path, count: int) -> None:
+    words = "some words that stand for a text " * 6
+    schema = pa.schema([("row_id", pa.string()), ("text", pa.string())])
+    with pq.ParquetWriter(path, schema) as writer:
+        for start in range(0, count, parts.PART_ROWS):
+            numbers = range(start, min(start + parts.PART_ROWS, count))
+            columns = {"row_id": [f"row-{n}" for n in numbers], "text": [f"{n} {words}" for n in numbers]}
+            writer.write_table(pa.table(columns, schema=schema))
 
 
 def _result(number: int) -> Result:

@@ -1,7 +1,7 @@
 """The story of one run, as `qwen_batch` and every nightly DAG tell it."""
 
 from pipeline_tasks import freeze, judge, stage, with_links
-from run_batch_operator import RunBatchOperator
+from spark_stage_operator import SparkStageOperator
 
 
 def batch_run(node: str | None = None) -> None:
@@ -14,10 +14,10 @@ def batch_run(node: str | None = None) -> None:
     checked = stage("preflight", node)
     downloaded = stage("download", node)
     converted = stage("convert", node)
-    prepared = stage("prepare", node)
+    prepared = SparkStageOperator(task_id="prepare", conn_id="spark_default")
     provisioned = stage("provision", node).as_setup()
     started = stage("start", node).as_setup()
-    answered = RunBatchOperator(task_id="run", conn_id="spark_default")
+    answered = SparkStageOperator(task_id="run", conn_id="spark_default")
     reconciled = stage("reconcile", node)
     published = stage("publish", node)
     stopped = stage("stop", node)

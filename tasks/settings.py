@@ -112,6 +112,10 @@ class Settings(BaseSettings):
     """Tasks that ask at once, each with an event loop of its own; one fills a GPU. null: what the master offers when
     the application starts, which on a cluster may be less than it offers later."""
 
+    spark_prepare_rows: int = Field(default=200_000, ge=1)
+    """Rows from which Spark reads the input, on all its cores. Below, the stage `prepare` does, in its own process:
+    that takes 0.1 ms a row, and Spark's start about ten seconds."""
+
     spark_conf: dict[str, str] = Field(default_factory=dict)
     """Further configuration of the application (a JSON object): what a YARN or Kubernetes master needs."""
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tasks.batch import openai_batch, own
-from tasks.batch.input import InputRow
+from tasks.batch.parts import InputRow
 from tasks.batch.prompts import BadRow, Message, chat_of
 from tasks.spec import Batch
 

@@ -1,7 +1,6 @@
 """The input: parquet or JSON Lines, one file, a folder of them, or a glob; or OpenAI's batch format.
 
-`check` looks at names and schemas only; `read` streams the rows in a fixed order (files by name, rows as they
-stand), so that two readings number them alike.
+Here it is found and checked, by names and schemas only; `parts` reads its rows.
 """
 
 import glob
@@ -27,8 +26,6 @@ _FORMATS: dict[str, Literal["parquet", "jsonl"]] = {
 _LOOKED_AT_LINES = 20
 """Of a JSON Lines file, to learn its columns: the first line alone may lack one that is optional."""
 
-_READ_ROWS = 1024
-
 
 @dataclass(frozen=True)
 class InputFile:
@@ -48,22 +45,6 @@ class InputDescription:
     """Those that every file has."""
 
 
-@dataclass(frozen=True, slots=True)
-class InputRow:
-    """One row as it stands in the input."""
-
-    id: str | int | None
-    text: Any
-    """Of the column `prompt` or `messages`; None when the row has none. With `openai_batch`: the request."""
-    place: str
-    """File and row, for messages to people."""
-    session: str | int | None = None
-    sampling: Any = None
-    """Of the column `row_sampling`."""
-    schema: Any = None
-    """Of the column `row_schema`."""
-
-
 def check(batch: Batch) -> InputDescription:
     """Find the input and check its columns, without reading rows.
 
@@ -77,7 +58,7 @@ def check(batch: Batch) -> InputDescription:
         columns = _columns(file, batch)
         common = [name for name in common if name in columns] if common is not None else columns
     assert common is not None, "_files returns at least one"
-    for field, column in _wanted(batch).items():
+    for field, column in wanted(batch).items():
         if column not in common:
             raise InputError(
                 f"batch.{field}: there is no column {column!r} in {batch.input}; its columns are "
@@ -86,18 +67,7 @@ def check(batch: Batch) -> InputDescription:
     return InputDescription(tuple(files), tuple(common))
 
 
-def read(batch: Batch, description: InputDescription) -> Iterator[InputRow]:
-    """The rows, one after the other; memory stays flat.
-
-    Raises:
-        InputError: a file changed its columns or holds a line that is not a JSON object.
-    """
-    for file in description.files:
-        rows = _parquet_rows(file.path, batch) if file.format == "parquet" else _json_rows(file.path, batch)
-        yield from rows
-
-
-def _wanted(batch: Batch) -> dict[str, str]:
+def wanted(batch: Batch) -> dict[str, str]:
     """Fields of the spec, and the columns that must be there because of them."""
     if batch.format == "openai_batch":
         columns = {"id": "custom_id", "format": "body", "session": batch.session}
@@ -141,7 +111,7 @@ def _columns(file: InputFile, batch: Batch) -> list[str]:
         _check_id_type(schema, file, batch)
         return list(schema.names)
     columns: dict[str, None] = {}
-    for _, document in islice(_json_documents(file.path), _LOOKED_AT_LINES):
+    for _, document in islice(json_documents(file.path), _LOOKED_AT_LINES):
         columns.update(dict.fromkeys(document))
     if not columns:
         raise InputError(f"batch.input: {file.path} holds no rows")
@@ -158,45 +128,21 @@ def _check_id_type(schema: pa.Schema, file: InputFile, batch: Batch) -> None:
         )
 
 
-def _parquet_rows(path: Path, batch: Batch) -> Iterator[InputRow]:
-    wanted = _wanted(batch)
-    text = batch.prompt or batch.messages or ""
-    number = 0
-    with pq.ParquetFile(path) as file:
-        for part in file.iter_batches(batch_size=_READ_ROWS, columns=list(dict.fromkeys(wanted.values()))):
-            columns = {name: part.column(name).to_pylist() for name in part.schema.names}
-            nothing = [None] * part.num_rows
-            others = (
-                columns[wanted[field]] if field in wanted else nothing
-                for field in ("session", "row_sampling", "row_schema")
-            )
-            for one_id, one_text, *rest in zip(columns[batch.id], columns[text], *others, strict=True):
-                number += 1
-                yield InputRow(one_id, one_text, f"{path.name}, row {number}", *rest)
+def json_documents(
+    path: Path, offset: int = 0, first: int = 0, lines: int | None = None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects in a JSON Lines file, with the numbers of their lines, from 1.
 
+    Args:
+        offset: bytes of the file that are skipped, which hold `first` lines.
+        lines: how many lines are read; None: all.
 
-def _json_rows(path: Path, batch: Batch) -> Iterator[InputRow]:
-    is_openai = batch.format == "openai_batch"
-    id_column = "custom_id" if is_openai else batch.id
-    text = batch.prompt or batch.messages or ""
-    for number, document in _json_documents(path):
-        place = f"{path.name}, line {number}"
-        one_id = document.get(id_column)
-        if one_id is not None and (isinstance(one_id, bool) or not isinstance(one_id, str | int)):
-            raise InputError(f"batch.id: {one_id!r} in {place} is neither a text nor an integer")
-        yield InputRow(
-            one_id,
-            document if is_openai else document.get(text),
-            place,
-            document.get(batch.session) if batch.session else None,
-            document.get(batch.row_sampling) if batch.row_sampling else None,
-            document.get(batch.row_schema) if batch.row_schema else None,
-        )
-
-
-def _json_documents(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    Raises:
+        InputError: a line is not a JSON object.
+    """
     with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
+        file.seek(offset)
+        for number, line in enumerate(islice(file, lines), start=first + 1):
             if not line.strip():
                 continue
             try:

@@ -1,17 +1,31 @@
 """prepare: read the input once, all of it, before a device is taken.
 
 Ids are unique and present, tokens are counted, and what is already answered is known: so `provision` and
-`start` can tell that no row is left to do, and bad input costs no GPU.
+`start` can tell that no row is left to do, and bad input costs no GPU. A large input is read by Spark, part by
+part; a small one here, by the same code.
 
-Memory: one part of the input (50,000 rows), all ids, and what `rows` holds for finished rows.
+Memory: some hundred rows, all ids, and what `rows` holds for finished rows.
 """
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.batch import drafts, in_ledger, input, prepared, rows, writing
-from tasks.batch.prompts import TokenCounter
+from tasks.batch import (
+    drafts,
+    ids,
+    in_ledger,
+    input,
+    parts,
+    prepare_driver,
+    prepared,
+    prepared_part,
+    rows,
+    submission,
+    writing,
+)
+from tasks.batch.prepare_driver import Work
 from tasks.contract import Context, Outcome
 from tasks.errors import StageFailed
 from tasks.ledger.claims import facts_of
@@ -83,17 +97,10 @@ def plan(context: Context) -> Plan:
 
 def apply(plan: Plan, context: Context) -> None:
     """Read and write the batch, make it known, take over what killed attempts left."""
-    claim, batch = context.claim, context.run.spec.batch
+    claim = context.claim
     drafts.remove(plan.abandoned)
     if plan.missing is not None:
-        prepared.write(
-            plan.folder,
-            plan.identity,
-            input.read(batch, plan.description),
-            batch,
-            TokenCounter.of_model(_model_folder(context)),
-            drafts.make(plan.folder, claim),
-        )
+        _read(plan, context)
     found = prepared.load(plan.folder)
     in_ledger.record(claim, found.batch_id, plan.identity, found.rows)
     # A live writer registers its own segments; nothing is left to take over then.
@@ -126,6 +133,23 @@ def verify(context: Context) -> Outcome:
         f"{counted.to_do} to do"
     )
     return Outcome(message, facts)
+
+
+def _read(plan: Plan, context: Context) -> None:
+    batch, draft = context.run.spec.batch, drafts.make(plan.folder, context.claim)
+    work = Work(parts.cut(plan.description, parts.PART_ROWS), batch, _model_folder(context), draft)
+    if sum(part.rows for part in work.parts) < context.settings.spark_prepare_rows:
+        for part in work.parts:
+            prepared_part.write(part, batch, work.model, draft)
+            work.show(context.claim)
+    else:
+        with submission.scratch(context) as scratch:
+            prepare_driver.leave(work, scratch)
+            context.submit(submission.of(context))
+    written = [prepared_part.path_of(part, draft) for part in work.parts]
+    ids.prove(batch, work.parts, written)
+    prepared.publish(plan.folder, plan.identity, written)
+    shutil.rmtree(draft)
 
 
 def _model_folder(context: Context) -> Path:

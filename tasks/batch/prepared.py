@@ -10,12 +10,9 @@ answers.
 """
 
 import json
-import shutil
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import blake2b, sha256
-from itertools import islice
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +21,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tasks.batch import files
-from tasks.batch.asked import asked_of
-from tasks.batch.input import InputDescription, InputRow
-from tasks.batch.prompts import TokenCounter
-from tasks.errors import InputError, StageFailed
+from tasks.batch.input import InputDescription
+from tasks.errors import StageFailed
 from tasks.node.atomic import sync_folder
-from tasks.spec import Batch, RunSpec
-
-PART_ROWS = 50_000
-"""Rows in one file: what is held in memory at once, here and when publishing."""
+from tasks.spec import RunSpec
 
 SCHEMA = pa.schema(
     [
@@ -50,12 +42,7 @@ SCHEMA = pa.schema(
     ]
 )
 
-_COUNTED_AT_ONCE = 512
-_EXAMPLES = 5
-
-_PREFIX_CHARACTERS = 1024
-"""Rows whose chats are longer and begin with the same so many are sent together: the engine computes what they
-share once. Shorter beginnings cost less than it takes to keep them together."""
+_TOTALLED = ["prompt_tokens", "session", "prefix"]
 
 _COMMON = 0.05
 """Share of the rows above which a beginning is no reason to keep rows together: every worker will have it."""
@@ -145,168 +132,50 @@ def damaged(batch: PreparedBatch) -> list[str]:
     return files.damaged(batch.folder / "prepared", batch.manifest["files"])
 
 
-def write(
-    folder: Path,
-    identity: dict[str, Any],
-    rows: Iterable[InputRow],
-    batch: Batch,
-    count: TokenCounter,
-    draft: Path,
-) -> PreparedBatch:
-    """Read all rows once and write the prepared batch; what was there is replaced file by file.
+def publish(folder: Path, identity: dict[str, Any], drafts: Sequence[Path]) -> PreparedBatch:
+    """Move the parts into place, in the input's order, and then their manifest, by which they count.
 
     Args:
-        draft: an empty folder beside the batch; gone afterwards.
-
-    Raises:
-        InputError: ids are missing or not unique; with examples.
+        drafts: the parts, in one folder beside the batch; at least one.
     """
     place = folder / "prepared"
     place.mkdir(exist_ok=True)
-    ids = _Ids(batch)
-    described = []
-    totals = {"rows": 0, "prompt_tokens": 0, "longest_prompt_tokens": 0, "sessions": 0}
-    prefixes: list[pa.ChunkedArray] = []
-    tables = _tables(rows, batch, count, ids)
-    for number, part in enumerate(_in_parts(tables)):
-        path = draft / f"part-{number:05d}.parquet"
-        with pq.ParquetWriter(path, SCHEMA, compression="zstd") as writer:
-            for table in part:
-                writer.write_table(table)
-                tokens = table.column("prompt_tokens")
-                totals["rows"] += table.num_rows
-                totals["prompt_tokens"] += pc.sum(tokens).as_py()
-                totals["longest_prompt_tokens"] = max(totals["longest_prompt_tokens"], pc.max(tokens).as_py())
-                totals["sessions"] += table.num_rows - table.column("session").null_count
-                prefixes.append(table.column("prefix").drop_null())
-        described.append({**files.describe(path), "rows": pq.read_metadata(path).num_rows})
-    ids.refuse_bad()
-    if not described:
-        raise InputError(f"batch.input: {batch.input} holds no rows")
-    for item in described:
-        files.move_in(draft / item["name"], place / item["name"])
+    described = [{**files.describe(path), "rows": pq.read_metadata(path).num_rows} for path in drafts]
+    totals = _totals(drafts)
+    for path in drafts:
+        files.move_in(path, place / path.name)
     batch_id = batch_id_of(identity)
     manifest = {"format": _FORMAT, "batch_id": batch_id, "identity": identity, "files": described, **totals}
-    manifest["common_prefixes"] = _common(prefixes, totals["rows"])
     # By way of the draft, so that whatever a kill leaves lies in there.
-    files.write_json(draft / "manifest.json", manifest)
-    files.move_in(draft / "manifest.json", place / "manifest.json")
+    draft = drafts[0].with_name("manifest.json")
+    files.write_json(draft, manifest)
+    files.move_in(draft, place / "manifest.json")
     sync_folder(place)
-    shutil.rmtree(draft)
     return PreparedBatch(batch_id, folder, manifest)
 
 
-class _Ids:
-    """The ids of all rows: 16 to 40 bytes each, the only thing that grows with the input."""
-
-    def __init__(self, batch: Batch) -> None:
-        self._batch = batch
-        self._chunks: list[pa.Array] = []
-        self._missing: list[str] = []
-        self._missing_rows = 0
-        self._rows = 0
-        self._met: Counter[str] = Counter()
-        """Only where rows are kept apart."""
-
-    def add(self, rows: list[InputRow]) -> list[str]:
-        """Take the ids of some rows; returns them as texts."""
-        texts = ["" if row.id is None else str(row.id) for row in rows]
-        if self._batch.bad_ids == "keep_apart":
-            texts = [self._apart(text, self._rows + number) for number, text in enumerate(texts, start=1)]
-        self._rows += len(rows)
-        for row, text in zip(rows, texts, strict=True):
-            if not text:
-                self._missing_rows += 1
-                if len(self._missing) < _EXAMPLES:
-                    self._missing.append(row.place)
-        self._chunks.append(pa.array(texts, pa.string()))
-        return texts
-
-    def _apart(self, text: str, number: int) -> str:
-        if not text:
-            return f"row-{number}"
-        self._met[text] += 1
-        return text if self._met[text] == 1 else f"{text}#{self._met[text]}"
-
-    def refuse_bad(self) -> None:
-        """Raises:
-        InputError: an id is missing, or two rows have the same one.
-        """
-        column = "custom_id" if self._batch.format == "openai_batch" else self._batch.id
-        if self._missing_rows:
-            raise InputError(
-                f"batch.id: {self._missing_rows} rows have no id in column {column!r}, for example "
-                f"{'; '.join(self._missing)}; every row needs one, so that its answer can be told from others "
-                f"(or set batch.bad_ids to keep_apart)"
-            )
-        all_ids = pa.chunked_array(self._chunks, pa.string())
-        if pc.count_distinct(all_ids).as_py() == len(all_ids):
-            return
-        counts = pc.value_counts(all_ids.combine_chunks())
-        twice = counts.filter(pc.greater(counts.field("counts"), 1))
-        examples = ", ".join(
-            f"{one['values']!r} ({one['counts']} rows)" for one in twice.slice(0, _EXAMPLES).to_pylist()
-        )
-        raise InputError(
-            f"batch.id: {len(twice)} ids in column {column!r} stand in more than one row, for example "
-            f"{examples}; ids must be unique (texts and numbers that read alike count as the same; "
-            f"batch.bad_ids: keep_apart gives such rows ids of their own)"
-        )
+def _totals(drafts: Sequence[Path]) -> dict[str, Any]:
+    rows = tokens = longest = sessions = 0
+    prefixes: list[pa.ChunkedArray] = []
+    for path in drafts:
+        table = pq.read_table(path, columns=_TOTALLED)
+        rows += table.num_rows
+        tokens += pc.sum(table.column("prompt_tokens")).as_py() or 0
+        longest = max(longest, pc.max(table.column("prompt_tokens")).as_py() or 0)
+        sessions += table.num_rows - table.column("session").null_count
+        prefixes.append(table.column("prefix").drop_null())
+    return {
+        "rows": rows,
+        "prompt_tokens": tokens,
+        "longest_prompt_tokens": longest,
+        "sessions": sessions,
+        "common_prefixes": _common(prefixes, rows),
+    }
 
 
-def _tables(rows: Iterable[InputRow], batch: Batch, count: TokenCounter, ids: _Ids) -> Iterator[pa.Table]:
-    """The rows as they will be asked, some hundreds at a time: tokens are counted in parallel."""
-    position = 0
-    source = iter(rows)
-    while chunk := list(islice(source, _COUNTED_AT_ONCE)):
-        asked = [asked_of(row, batch) for row in chunk]
-        tokens = iter(count.count([one.chat for one in asked if one.chat is not None]))
-        texts = [None if one.chat is None else _compact(one.chat) for one in asked]
-        columns: dict[str, list[Any]] = {
-            "position": list(range(position, position + len(chunk))),
-            "id": ids.add(chunk),
-            "messages": texts,
-            "prompt_tokens": [0 if one.chat is None else next(tokens) for one in asked],
-            "max_tokens": [one.sampling.get("max_tokens", batch.sampling.max_tokens) for one in asked],
-            "sampling": [_compact(one.sampling) if one.sampling else None for one in asked],
-            "schema": [_compact(one.schema) if one.schema else None for one in asked],
-            "session": [None if row.session is None else str(row.session) for row in chunk],
-            "prefix": [_prefix_of(text) for text in texts],
-            "error_class": [one.error_class for one in asked],
-            "error_message": [one.error_message for one in asked],
-        }
-        position += len(chunk)
-        yield pa.table(columns, schema=SCHEMA)
-
-
-def _prefix_of(text: str | None) -> int | None:
-    if text is None or len(text) <= _PREFIX_CHARACTERS:
-        return None
-    beginning = text[:_PREFIX_CHARACTERS].encode()
-    return int.from_bytes(blake2b(beginning, digest_size=8).digest(), "little", signed=True)
-
-
-def _common(prefixes: list[pa.ChunkedArray], rows: int) -> list[int]:
-    counts = pc.value_counts(pa.concat_arrays([chunk for one in prefixes for chunk in one.chunks]))
+def _common(prefixes: Sequence[pa.ChunkedArray], rows: int) -> list[int]:
+    counts = pc.value_counts(
+        pa.chunked_array([chunk for one in prefixes for chunk in one.chunks], pa.int64())
+    )
     often = counts.filter(pc.greater(counts.field("counts"), rows * _COMMON))
     return list(often.field("values").to_pylist())
-
-
-def _compact(document: Any) -> str:
-    return json.dumps(document, ensure_ascii=False, separators=(",", ":"))
-
-
-def _in_parts(tables: Iterator[pa.Table]) -> Iterator[Iterator[pa.Table]]:
-    """Groups of tables with about PART_ROWS rows; use up each group before the next."""
-    waiting = next(tables, None)
-
-    def part() -> Iterator[pa.Table]:
-        nonlocal waiting
-        rows = 0
-        while waiting is not None and rows < PART_ROWS:
-            rows += waiting.num_rows
-            current, waiting = waiting, next(tables, None)
-            yield current
-
-    while waiting is not None:
-        yield part()

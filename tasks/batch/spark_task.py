@@ -33,7 +33,7 @@ def ask_rows(job: Job, alone: bool, batches: Iterator[pa.RecordBatch]) -> Iterat
     """For `mapInArrow`: ask the rows (the columns of `records.Row`) of one partition."""
     from pyspark import TaskContext
 
-    _end_with_parent()
+    end_with_parent()
     context = TaskContext.get()
     share = context.partitionId() if context is not None else 0
     tally = answer(job, chunks_of(batches), f"{'alone' if alone else 'p'}{share}", alone=alone)
@@ -48,7 +48,7 @@ def chunks_of(batches: Iterator[pa.RecordBatch]) -> Iterator[list[Row]]:
         yield [Row(*values) for values in zip(*columns, strict=True)]
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """Let the kernel kill this worker when Spark's worker daemon dies, whose only thread forked it."""
     parent = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

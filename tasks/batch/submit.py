@@ -1,6 +1,6 @@
 """Submitting a Spark application as a child process: for the command line, and for tests.
 
-The builder of the submission is `tasks.batch.run.submission`; Airflow's operator gets the same one.
+The builder of the submission is `tasks.batch.submission`; Airflow's operator gets the same one.
 """
 
 import logging
@@ -9,7 +9,7 @@ import signal
 from pathlib import Path
 
 from tasks import errors
-from tasks.batch.driver import FAILURE
+from tasks.batch.spark_driver import FAILURE
 from tasks.errors import StageFailed
 from tasks.node import processes
 from tasks.spark import SparkSubmission

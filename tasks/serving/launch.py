@@ -163,5 +163,9 @@ def _on_gpu(serving: Serving, slot: Slot) -> list[str]:
 
 def _devices(slot: Slot) -> dict[str, str]:
     if slot.kind == "cpu":
-        return {"VLLM_CPU_OMP_THREADS_BIND": ",".join(str(core) for core in slot.cores)}
+        return {
+            "VLLM_CPU_OMP_THREADS_BIND": ",".join(str(core) for core in slot.cores),
+            # Else the first prompt whose tokens are rated waits 24 s for a C++ compiler, for one small function.
+            "TORCHDYNAMO_DISABLE": "1",
+        }
     return {"CUDA_VISIBLE_DEVICES": ",".join(slot.uuids), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}

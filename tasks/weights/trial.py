@@ -121,5 +121,6 @@ def environment(work: Path) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process, tied to the stage
         "VLLM_CPU_KVCACHE_SPACE": "1",
+        "TORCHDYNAMO_DISABLE": "1",  # as a worker on CPU cores, see `tasks.serving.launch`
         "SPT_NOENV": "1",
     }

@@ -112,7 +112,7 @@ def test_a_killed_executor_costs_no_row_and_none_twice_beyond_the_bound(
         world.execute("prepare", "one")
         with the_stage_run(world) as stage:
             wait_until(lambda: sum(pool.answered.values()) > 200 or stage.poll() is not None, deadline_s=300)
-            assert stage.poll() is None, (world.home / "logs/one/spark.log").read_text()[-3000:]
+            assert stage.poll() is None, (world.home / "logs/one/spark-run.log").read_text()[-3000:]
             assert len(executors()) == 2
             os.kill(executors()[0], signal.SIGKILL)
             assert stage.wait(300) == 0

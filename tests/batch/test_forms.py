@@ -7,10 +7,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.batch import formats, input, openai_batch, prepared
+from tasks.batch import formats, ids, input, openai_batch, parts, prepared, prepared_part
 from tasks.batch.asked import asked_of
-from tasks.batch.input import InputRow
-from tasks.batch.prompts import BadRow, TokenCounter, chat_of
+from tasks.batch.parts import InputRow
+from tasks.batch.prompts import BadRow, chat_of
 from tasks.errors import InputError
 from tasks.spec import Batch
 from tests.batch.world import tokenizer_folder
@@ -42,9 +42,12 @@ def prepare(batch: Batch, tmp_path: Path) -> list[dict[str, Any]]:
     folder, draft = tmp_path / "batch", tmp_path / "draft"
     folder.mkdir()
     draft.mkdir()
-    description = input.check(batch)
-    counter = TokenCounter.of_model(tokenizer_folder(tmp_path / "model"))
-    made = prepared.write(folder, {}, input.read(batch, description), batch, counter, draft)
+    model, cut = tokenizer_folder(tmp_path / "model"), parts.cut(input.check(batch), 2)
+    for part in cut:
+        prepared_part.write(part, batch, model, draft)
+    written = [prepared_part.path_of(part, draft) for part in cut]
+    ids.prove(batch, cut, written)
+    made = prepared.publish(folder, {}, written)
     return [row for part in made.parts for row in pq.read_table(part).to_pylist()]
 
 

@@ -1,12 +1,16 @@
 """The input is found, checked by its schema alone, and streamed in a fixed order."""
 
 import json
+from itertools import pairwise
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tasks.batch import input
+from tasks.batch import input, parts
+from tasks.batch.input import InputDescription, InputFile
 from tasks.errors import InputError
 from tasks.spec import Batch
 
@@ -28,7 +32,8 @@ def parquet(path, **columns):
 
 
 def all_rows(one):
-    return [(row.id, row.text) for row in input.read(one, input.check(one))]
+    cut = parts.cut(input.check(one), 2)
+    return [(row.id, row.text) for part in cut for row in parts.read(one, part)]
 
 
 def test_a_folder_is_read_file_by_file_in_the_order_of_names(tmp_path):
@@ -103,3 +108,45 @@ def test_an_id_is_a_text_or_an_integer(tmp_path):
         input.check(batch(parquet(tmp_path / "a.parquet", id=[1.5], text=["a"])))
     with pytest.raises(InputError, match=r"batch\.id: True in a\.jsonl, line 1"):
         all_rows(batch(jsonl(tmp_path / "a.jsonl", {"id": True, "text": "a"})))
+
+
+COUNTS = st.lists(st.integers(0, 23), min_size=1, max_size=6)
+
+
+@given(counts=COUNTS, part_rows=st.integers(1, 12), group=st.integers(1, 9), blanks=st.integers(0, 2))
+def test_parts_hold_every_row_once_in_the_inputs_order_and_are_not_too_large(
+    tmp_path_factory, counts, part_rows, group, blanks
+):
+    folder = tmp_path_factory.mktemp("in")
+    for number, count in enumerate(counts):
+        ids = [f"{number}-{row}" for row in range(count)]
+        if number % 2:
+            lines = [json.dumps({"id": one, "text": "x"}) + "\n" for one in ids]
+            (folder / f"{number}.jsonl").write_text(("\n" * blanks).join(["", *lines]))
+        else:
+            pq.write_table(
+                pa.table({"id": pa.array(ids, pa.string()), "text": pa.array(["x"] * count, pa.string())}),
+                folder / f"{number}.parquet",
+                row_group_size=group,
+            )
+    expected = [f"{number}-{row}" for number, count in enumerate(counts) for row in range(count)]
+    description = InputDescription(
+        tuple(InputFile(path, path.suffix[1:]) for path in sorted(folder.iterdir())), ("id", "text")
+    )
+    cut = parts.cut(description, part_rows)
+    rows = [list(parts.read(batch(folder), part)) for part in cut]
+    assert [row.id for part in rows for row in part] == expected
+    assert all(part.rows <= part_rows for part in cut)
+    assert [part.number for part in cut] == list(range(len(cut)))
+    # Positions are free for each row, and grow.
+    for (one, after), read in zip(pairwise(cut), rows, strict=False):
+        assert one.position + len(read) <= after.position
+
+
+def test_a_row_says_where_it_stands_whatever_part_it_is_in(tmp_path):
+    jsonl(tmp_path / "b.jsonl", *({"id": n, "text": "x"} for n in range(5)))
+    parquet(tmp_path / "a.parquet", id=["p", "q", "r"], text=["x"] * 3)
+    cut = parts.cut(input.check(batch(tmp_path)), 2)
+    places = {row.id: row.place for part in cut for row in parts.read(batch(tmp_path), part)}
+    assert places["r"] == "a.parquet, row 3"
+    assert places[4] == "b.jsonl, line 5"

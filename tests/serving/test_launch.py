@@ -58,6 +58,7 @@ def test_a_cpu_slot_gets_its_cores_and_a_kv_cache_of_known_size() -> None:
     assert "--enforce-eager" in words
     assert "--gpu-memory-utilization" not in words
     assert environment(CPU)["VLLM_CPU_OMP_THREADS_BIND"] == "2,3"
+    assert "TORCHDYNAMO_DISABLE" in environment(CPU)
     assert "--kv-cache-memory-bytes" in flags(CPU), "vLLM would take half of the machine"
 
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from tasks.batch.driver import main
+from tasks.batch.spark_driver import main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

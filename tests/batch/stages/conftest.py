@@ -24,7 +24,7 @@ def run_stage(world: World, submissions: list[SparkSubmission]) -> Callable[[str
 
     def submit(submission: SparkSubmission) -> None:
         submissions.append(submission)
-        _, run_id, _, epoch = submission.arguments
+        _, run_id, _, _, _, epoch = submission.arguments
         with world.ledger() as ledger:
             answer_without_spark(Claim(ledger, run_id, "run", int(epoch)), world.settings)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tasks.batch import answering, driver, in_ledger, prepared, rows, segments
+from tasks.batch import answering, driver, in_ledger, prepared, rows, segments, spark_driver
 from tasks.errors import Busy, Fenced, StageFailed
 from tasks.ledger import load
 from tasks.ledger.claims import take
@@ -41,7 +41,7 @@ def test_what_a_killed_attempt_left_is_registered_and_not_asked_again(world, run
         with world.ledger() as ledger:
             claim, _ = take(ledger, "killed", "run", frozenset({"run"}))
             run = load(ledger, "killed")
-            folder = Path(driver._facts(ledger, run, "prepare")["folder"])
+            folder = Path(spark_driver.facts(ledger, run, "prepare")["folder"])
             attempt = segments.attempt_prefix("killed", claim.epoch)
             job = driver.job_of(
                 run,
@@ -115,7 +115,7 @@ def test_another_run_of_the_batch_waits_and_then_says_busy(world, run_stage, mon
         with world.ledger() as ledger:
             claim, _ = take(ledger, "one", "run", frozenset({"run"}))
             in_ledger.become_writer(
-                claim, Path(driver._facts(ledger, load(ledger, "one"), "prepare")["folder"]).name
+                claim, Path(spark_driver.facts(ledger, load(ledger, "one"), "prepare")["folder"]).name
             )
             monkeypatch.setenv("QWEN_PIPELINE_BATCH_WAIT_S", "0.1")
             with pytest.raises(Busy, match=rf"run one is at work on the same batch .* pid {os.getpid()}"):
@@ -132,7 +132,7 @@ def test_a_ledger_that_lost_its_rows_learns_them_from_the_segments(world, run_st
         work(world, run_stage, "one")
         with world.ledger() as ledger:
             claim, _ = take(ledger, "one", "run", frozenset({"run"}))
-            batch_id = driver._facts(ledger, load(ledger, "one"), "prepare")["batch_id"]
+            batch_id = spark_driver.facts(ledger, load(ledger, "one"), "prepare")["batch_id"]
             in_ledger.forget_segments(claim, batch_id)
             claim.finish("done", "", {})
         (world.output / "manifest.json").unlink()

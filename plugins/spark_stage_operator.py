@@ -1,4 +1,4 @@
-"""The stage `run` as a SparkSubmitOperator: Airflow's own way to start, follow and kill a Spark application."""
+"""A stage that uses Spark, as a SparkSubmitOperator: Airflow's own way to start, follow and kill an application."""
 
 from functools import partial
 from typing import Any
@@ -12,20 +12,19 @@ from tasks.spark import SparkSubmission
 from tasks.stage_list import STAGES
 
 
-class RunBatchOperator(SparkSubmitOperator):
-    """Executes stage `run`; submits to Spark only when rows are left to do.
+class SparkStageOperator(SparkSubmitOperator):
+    """Executes the stage that its task is called after; submits to Spark only when the stage asks for it.
 
     The application, its arguments and its environment come from the stage, which the command line uses too.
     The environment is the submission's whole one: Airflow's own variables, with its database password, stay
     here (the provider would add to them).
     """
 
-    operator_extra_links = LINKS["run"]
-
-    def __init__(self, **kwargs: Any) -> None:
-        """Takes what every operator takes."""
-        defaults = {"retries": RETRIES, "retry_delay": RETRY_DELAY, "doc_md": STAGES["run"].says}
-        super().__init__(**{**defaults, **kwargs})
+    def __init__(self, task_id: str, **kwargs: Any) -> None:
+        """Takes what every operator takes; `task_id` is the stage."""
+        defaults = {"retries": RETRIES, "retry_delay": RETRY_DELAY, "doc_md": STAGES[task_id].says}
+        super().__init__(task_id=task_id, **{**defaults, **kwargs})
+        self.operator_extra_links = LINKS.get(task_id, ())
         self._clean_environment: dict[str, str] = {}
 
     def execute(self, context: Any) -> dict[str, Any]:
@@ -36,7 +35,7 @@ class RunBatchOperator(SparkSubmitOperator):
         try:
             return vars(
                 stages.execute(
-                    "run",
+                    self.task_id,
                     name_of_run(context),
                     settings=impatient_settings(),
                     submit=partial(self._submit, context),
