@@ -53,8 +53,11 @@ class Bench:
                 self.at.execute("provision", "pool")
                 self.at.execute("start", "pool")
                 os.sched_setaffinity(0, self.client_cores)
+                # An engine's first requests cost more than those after them; nobody's turn pays for that.
+                self._turn("bare loop", -1)
                 for number in range(rounds):
-                    for way in WAYS:
+                    for place in range(len(WAYS)):
+                        way = WAYS[(place + number) % len(WAYS)]
                         yield {"round": number, "way": way, **self._turn(way, number)}
             finally:
                 self.at.execute("stop", "pool")
@@ -72,7 +75,7 @@ class Bench:
         folder.mkdir()
         target = {"registry": pool.registry, "worker": worker, "release": pool.wanted.release_id}
         if way == "spark":
-            target["run"] = self._run_for_spark(f"spark-{number}", folder, target, pool.pool_id)
+            target["run"] = self._run_for_spark(number, folder, target, pool.pool_id)
         command = [sys.executable, "-m", "benchmarks.real_engine", str(self.release), str(self.prompts)]
         command += ["--way", way, "--home", str(folder), "--target", json.dumps(target)]
         with series.Sampler(lambda now_s: series.scrape(worker, now_s)) as sampler:
@@ -81,10 +84,12 @@ class Bench:
             )
         return {**self._figures(sampler), **json.loads(done.stdout.splitlines()[-1])}
 
-    def _run_for_spark(self, run_id: str, folder: Path, target: Mapping[str, str], pool_id: str) -> str:
+    def _run_for_spark(self, number: int, folder: Path, target: Mapping[str, str], pool_id: str) -> str:
         """A run whose rows are prepared and whose pool is the one there is."""
+        run_id = f"spark-{number}"
         batch = {"input": str(self.prompts), "output": str(folder / "answers"), "prompt": "prompt"}
-        sampling = {"max_tokens": ANSWER_TOKENS, "temperature": 0.0}
+        # The seed makes a batch of its own of each round: one that is answered is not asked again.
+        sampling = {"max_tokens": ANSWER_TOKENS, "temperature": 0.0, "seed": number}
         spec = parse(
             {
                 "model": {"repo": "bench/none"},
@@ -180,9 +185,9 @@ class Bench:
 
 def _busy_s(samples: list[series.Sample]) -> float:
     """From the last moment before anything was asked to the first at which all was answered."""
-    first = max(
-        one.at_s for one in samples if one.values["prompt_tokens"] == samples[0].values["prompt_tokens"]
-    )
+    # The keeper asks for a token now and then while nobody else does: one request is not the beginning.
+    in_work = [one.values["running"] + one.values["waiting"] > 1 for one in samples]
+    first = samples[max(0, in_work.index(True) - 1)].at_s
     finished = samples[-1].values["finished"]
     return min(one.at_s for one in samples if one.values["finished"] == finished) - first
 

@@ -85,7 +85,10 @@ def alone(frame: Any) -> Any:
 
 
 def _ordered(frame: Any) -> Any:
-    """The longest first, so that none of them begins last; a session's turns and a prefix's rows side by side."""
+    """The longest answers first, so that none of them begins last; a session's turns and a prefix's rows side by side.
+
+    Not by the length of the prompts: long ones together leave an engine prefill without decode, then the reverse.
+    """
     from pyspark.sql.functions import col, when
 
     return frame.sortWithinPartitions(
@@ -93,7 +96,6 @@ def _ordered(frame: Any) -> Any:
         when(col("session").isNotNull(), col("position")).asc_nulls_last(),
         col("max_tokens").desc(),
         col("prefix").asc_nulls_last(),
-        col("prompt_tokens").desc(),
         col("position"),
     ).select(*COLUMNS)
 

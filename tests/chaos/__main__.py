@@ -1,9 +1,10 @@
 """The recovery matrix: every stage x everything that goes wrong. `make chaos`.
 
-    python -m tests.chaos [--stages run,publish] [--events "disk full,run cleared"] [--again]
+    python -m tests.chaos [--stages run,publish] [--events "disk full,run cleared"] [--again] [--real]
 
-Takes about a minute a cell. Results are kept in HOME/results.json, and a cell that has one is not run again, so
-the program can be stopped at any time and goes on from there. Exit status 1 when a cell is wrong.
+Takes about a minute a cell; with --real, for the cells that matter to the real vLLM, about five. Results are kept in
+HOME/results.json, and a cell that has one is not run again, so the program can be stopped at any time and goes on
+from there. Exit status 1 when a cell is wrong.
 """
 
 import argparse
@@ -18,13 +19,16 @@ from tasks.settings import REPOSITORY
 from tasks.stage_list import STAGES
 from tests.chaos.cell import Result, run_cell
 from tests.chaos.events import EVENTS
+from tests.chaos.real_engines import CELLS as REAL_CELLS
+from tests.chaos.real_engines import RealEngines
 from tests.chaos.world import World
 
 
 def main() -> int:
     """Run what has no result yet; print the table."""
     parser = argparse.ArgumentParser(prog="chaos", description=__doc__)
-    parser.add_argument("--home", type=Path, default=REPOSITORY / "var" / "chaos")
+    parser.add_argument("--home", type=Path, help="by default var/chaos, or var/chaos-real")
+    parser.add_argument("--real", action="store_true", help="with the real vLLM on CPU, its own cells")
     parser.add_argument("--stages", default=",".join(STAGES))
     parser.add_argument("--events", default=",".join(event.name for event in EVENTS))
     parser.add_argument("--again", action="store_true", help="also cells that have a result")
@@ -34,15 +38,16 @@ def main() -> int:
         signal.signal(number, _interrupt)
     events = {event.name: event for event in EVENTS}
     cells = [(stage, event) for event in options.events.split(",") for stage in options.stages.split(",")]
-    path = options.home / "results.json"
+    if options.real:
+        cells = [cell for cell in REAL_CELLS if cell in cells]
+    world = _world(options.home, real=options.real)
+    path = world.home / "results.json"
     results = _read(path)
     todo = [cell for cell in cells if options.again or cell not in results]
-    world = World(options.home)
     try:
         if todo:
-            print(
-                "engines are stand-ins; Airflow, PostgreSQL, Spark and the hub's client are real", flush=True
-            )
+            engines = "engines are vLLM on a CPU core" if options.real else "engines are stand-ins"
+            print(f"{engines}; Airflow, PostgreSQL, Spark and the hub's client are real", flush=True)
             world.start()
         for stage, event in todo:
             world.start()
@@ -56,6 +61,12 @@ def main() -> int:
         world.end()
     print(table({cell: results[cell] for cell in cells if cell in results}))
     return 1 if any(result.wrong for result in results.values()) else 0
+
+
+def _world(home: Path | None, *, real: bool) -> World:
+    if real:
+        return RealEngines(home or REPOSITORY / "var" / "chaos-real")
+    return World(home or REPOSITORY / "var" / "chaos")
 
 
 def table(results: dict[tuple[str, str], Result]) -> str:

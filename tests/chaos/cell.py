@@ -12,7 +12,7 @@ from typing import Any
 from demo.airflow_api import AirflowApi
 from tasks.errors import StageError
 from tests.chaos.events import Act, Event, Missed
-from tests.chaos.world import ROWS, Batch, World
+from tests.chaos.world import Batch, World
 
 _REACH_S = 600.0
 _SETTLE_S = 600.0
@@ -129,6 +129,6 @@ def _after_rerun(world: World, batch: Batch, state: str) -> list[str]:
         return [f"the rerun ended as {state}"]
     wrong = [f"left after the rerun: {what}" for what in world.left()]
     counted = world.counted(batch)
-    if counted is None or not counted.holds or counted.answered != ROWS:
+    if counted is None or not counted.holds or counted.answered != world.batch_rows:
         wrong.append(f"the count does not come out after the rerun: {counted}")
     return wrong

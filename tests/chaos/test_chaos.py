@@ -1,9 +1,13 @@
 """What the matrix says of itself; cells of it are in test_with_airflow.py."""
 
+from pathlib import Path
+
 from tasks.stage_list import STAGES
 from tests.chaos.__main__ import table
 from tests.chaos.cell import Result
 from tests.chaos.events import EVENTS
+from tests.chaos.real_engines import CELLS, RealEngines
+from tests.chaos.world import Batch
 
 BY_NAME = {event.name: event for event in EVENTS}
 
@@ -22,3 +26,22 @@ def test_the_table_names_every_cell_and_what_is_wrong() -> None:
 def test_every_stage_meets_ten_kinds_of_failure() -> None:
     assert len(STAGES) == 11
     assert len(EVENTS) == len(BY_NAME) == 10
+
+
+def test_twelve_cells_are_for_the_real_engine() -> None:
+    assert len(set(CELLS)) == 12
+    assert all(stage in STAGES and event in BY_NAME for stage, event in CELLS)
+
+
+def test_what_a_real_engine_did_twice_is_read_off_its_log(tmp_path: Path) -> None:
+    world = RealEngines(tmp_path)
+    logs = world.disk / "pipeline" / "logs" / "one"
+    logs.mkdir(parents=True)
+    asked = "DEBUG Request chatcmpl-{} details: prompt: 'question cell-1-{} : what is it ?', prompt_token_ids: []\n"
+    answered = "INFO Generated response chatcmpl-{}: output: 'x', finish_reason: length\n"
+    first = asked.format("a", "r") + answered.format("a") + asked.format("b", "s")
+    second = asked.format("c", "s") + answered.format("c") + asked.format("d", "r") + answered.format("d")
+    (logs / "worker-0.log.1").write_text(first)
+    (logs / "worker-0.log").write_text(second)
+    assert world.generated_twice(Batch("cell-1", tmp_path, tmp_path)) == 1
+    assert world.generated_twice(Batch("cell-2", tmp_path, tmp_path)) == 0

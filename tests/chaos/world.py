@@ -69,6 +69,9 @@ class World:
     dags: tuple[str, ...] = (DAG, TIMED_DAG)
     """Those that are switched on."""
 
+    batch_rows = ROWS
+    """Of a cell."""
+
     def __init__(self, home: Path) -> None:
         self.home = home.absolute()
         self.disk = self.home / "disk"
@@ -168,16 +171,21 @@ class World:
         """A REST client; use it in a `with`."""
         return self.airflow.api()
 
-    def new_batch(self, name: str, rows: int = ROWS) -> Batch:
+    def new_batch(self, name: str, rows: int | None = None) -> Batch:
         """Prompts that no other cell has."""
         folder = self.disk / "batches" / name
         shutil.rmtree(folder, ignore_errors=True)
-        ids = [f"{name}-{number}-{token_hex(3)}" for number in range(rows)]
+        ids = [f"{name}-{number}-{token_hex(3)}" for number in range(rows or self.batch_rows)]
         return Batch(name, write_input(folder / "in" / "prompts.parquet", ids), folder / "out")
 
     def forget_weights(self) -> None:
         """So that a cell downloads and converts too."""
         shutil.rmtree(self.disk / "pipeline" / "store", ignore_errors=True)
+
+    def write_model(self, folder: Path) -> None:
+        """What the hub has: as much of a shape as it takes to know what memory a worker wants."""
+        write_checkpoint(folder, num_attention_heads=4, hidden_size=64, num_hidden_layers=2, vocab_size=1000)
+        tokenizer_folder(folder)
 
     def spec(self, batch: Batch) -> dict[str, Any]:
         """The run spec of a cell."""
@@ -281,11 +289,7 @@ class World:
         if not (root / REPO).exists():
             draft = self.home / "hub-draft"
             shutil.rmtree(draft, ignore_errors=True)
-            # As much of a shape as it takes to know what memory a worker wants.
-            write_checkpoint(
-                draft, num_attention_heads=4, hidden_size=64, num_hidden_layers=2, vocab_size=1000
-            )
-            tokenizer_folder(draft)
+            self.write_model(draft)
             (root / REPO).parent.mkdir(parents=True, exist_ok=True)
             draft.rename(root / REPO)
         ready = self.home / "hub-ready"

@@ -22,7 +22,7 @@ from tasks.node import processes
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 HOME = REPOSITORY / "var" / "test-demo"
-ROWS = 90
+ROWS = 60
 """Of the demo's prompts: enough to be interrupted among them."""
 
 pytestmark = [pytest.mark.whole_pipeline, pytest.mark.timeout(2900)]
@@ -127,10 +127,7 @@ def test_interrupted_finished_and_mended():
     )
     assert counted.rows_in == ROWS
 
-    release = next((world().pipeline / "store" / "releases").iterdir())
-    lost_weights = next(release.glob("*.safetensors"))
-    weights = lost_weights.read_bytes()
-    lost_weights.unlink()
+    # Of the answers alone: a conversion takes minutes, and tests/weights mends releases.
     lost_answers = next(world().answers.glob("v-*/part-*.parquet"))
     answers = lost_answers.read_bytes()
     lost_answers.unlink()
@@ -138,7 +135,6 @@ def test_interrupted_finished_and_mended():
     mended = Demo("mended")
     assert mended.wait(900) == 0, mended.said
     assert_nothing_runs()
-    assert lost_weights.read_bytes() == weights
     assert lost_answers.read_bytes() == answers
     second = summary()
     assert {name: second[name] for name in ("answered", "failed", "completion_tokens")} == {
@@ -146,5 +142,5 @@ def test_interrupted_finished_and_mended():
     }
     outcomes = {name: row["outcome"] for name, row in stages_of(second["run_id"]).items()}
     idle = {name for name, outcome in outcomes.items() if outcome == "nothing to do"}
-    assert idle >= {"download", "prepare", "provision", "start", "run", "reconcile", "stop", "restore"}
-    assert {name for name, outcome in outcomes.items() if outcome == "done"} == {"convert", "publish"}
+    assert idle >= {"download", "convert", "prepare", "provision", "start", "run", "reconcile", "stop", "restore"}
+    assert {name for name, outcome in outcomes.items() if outcome == "done"} == {"publish"}

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 import time
 import urllib.error
@@ -29,6 +30,11 @@ from tests.runs import a_run, port_range
 
 STANDIN = Path(__file__).parent / "standin_vllm.py"
 RELEASE_ID = "tiny-none-0123456789ab"
+
+
+def kill(process: object) -> None:
+    """SIGKILL for a process that the world names."""
+    os.kill(process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
 
 
 def wait_for(what: str, condition: Callable[[], Any], within_s: float = 60.0) -> Any:
