@@ -138,6 +138,10 @@ class Airflow:
         """Start one service that has died, as it was; one that lives is kept."""
         return self._launch(service)
 
+    def ended(self) -> list[str]:
+        """Services that do not run; they end when their database goes away, and wait for a service manager."""
+        return [service for service in SERVICES if self._children.find(_part(service)) is None]
+
     def stop(self, *, grace_s: float = 8.0) -> None:
         """End the services and the tasks that they run.
 
@@ -209,7 +213,7 @@ class Airflow:
         started = self._started()
         if started is None or started.digest != self._digest():
             return False
-        if any(self._children.find(_part(service)) is None for service in SERVICES):
+        if self.ended():
             return False
         with self.api() as api:
             return not _not_healthy(api, started.at)

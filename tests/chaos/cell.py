@@ -95,6 +95,7 @@ def settled(world: World, dag_id: str, run_id: str) -> str:
     deadline = time.monotonic() + _SETTLE_S
     while time.monotonic() < deadline:
         time.sleep(_REAP_EVERY_S)
+        world.revive()
         world.reap()
         try:
             with world.api() as api:

@@ -212,6 +212,11 @@ class World:
             [command, "reap"], env={**os.environ, **self.environment()}, capture_output=True, check=False
         )
 
+    def revive(self) -> None:
+        """What a service manager does all the time."""
+        for service in self.airflow.ended():
+            self.airflow.start_again(service)
+
     def acting(self, run_id: str, stage: str) -> Process | None:
         """The process that acts for a stage of a run now."""
         found = self.rows(
