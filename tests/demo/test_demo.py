@@ -142,5 +142,15 @@ def test_interrupted_finished_and_mended():
     }
     outcomes = {name: row["outcome"] for name, row in stages_of(second["run_id"]).items()}
     idle = {name for name, outcome in outcomes.items() if outcome == "nothing to do"}
-    assert idle >= {"download", "convert", "prepare", "provision", "start", "run", "reconcile", "stop", "restore"}
+    assert idle >= {
+        "download",
+        "convert",
+        "prepare",
+        "provision",
+        "start",
+        "run",
+        "reconcile",
+        "stop",
+        "restore",
+    }
     assert {name for name, outcome in outcomes.items() if outcome == "done"} == {"publish"}
