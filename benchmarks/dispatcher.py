@@ -155,10 +155,13 @@ def measure(counts: list[int]) -> Iterator[dict[str, Any]]:
                 found = [(kind, in_a_process(kind, count, url)) for _ in range(rounds) for kind in KINDS]
             for kind in KINDS:
                 of_kind = [figures for name_, figures in found if name_ == kind]
-                medians = {
-                    key: round(statistics.median(one[key] for one in of_kind), 4) for key in of_kind[0]
-                }
-                yield {"rows": count, "engine": name, "client": kind, **medians}
+                yield {"rows": count, "engine": name, "client": kind, **_medians(of_kind)}
+
+
+def _medians(found: list[dict[str, Any]]) -> dict[str, float]:
+    """Of what was measured each time: an engine that answers at once may have no steady part to speak of."""
+    keys = [key for key in found[0] if all(one[key] is not None for one in found)]
+    return {key: round(statistics.median(one[key] for one in found), 4) for key in keys}
 
 
 def main() -> None:
