@@ -155,7 +155,8 @@ class Keeper:
         """Only once it served: until then whoever starts the pool reads why, and decides."""
         given_up = [worker for worker in self._workers if worker.given_up is not None]
         left, least = len(self._workers) - len(given_up), self._job.serving.min_workers
-        self._was_whole = self._was_whole or sum(one.state == "ready" for one in self._workers) >= least
+        # One that was ready and given up between two looks did serve: else its pool would go on for ever.
+        self._was_whole = self._was_whole or sum(one.served for one in self._workers) >= least
         if self._was_whole and left < min(least, len(self._workers)):
             self._end(
                 f"{left} of {len(self._workers)} worker(s) are left, and serving.min_workers is {least}; the "

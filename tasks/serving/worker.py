@@ -110,6 +110,11 @@ class Worker:
             self.given_up = None
             self._wanted_again.set()
 
+    @property
+    def served(self) -> bool:
+        """Whether its latest start came to be ready, whatever became of it since."""
+        return self._ready_since is not None
+
     async def tend(self) -> None:
         """Keep a server in the slot, until cancelled; then `stop` ends it."""
         while True:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tasks import settings
-from tasks.batch.run import spark_home
+from tasks.batch.submission import spark_home
 from tasks.settings import REPOSITORY
 from tests.batch.stand_in import StandIn, answer_to
 from tests.batch.test_spark import the_stage_run
