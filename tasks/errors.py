@@ -62,3 +62,11 @@ class StageFailed(StageError):
 
     remedy = Remedy.OPERATOR
     exit_status = 4
+
+
+def of_name(name: str, message: str) -> StageError:
+    """The error of this family that another process told of by its name; `StageFailed` where there is none."""
+    kind = globals().get(name)
+    if isinstance(kind, type) and issubclass(kind, StageError):
+        return kind(message)
+    return StageFailed(message)

@@ -1,8 +1,10 @@
 """The prepared batch: the input's rows as they will be asked, in the input's order, and the batch's identity.
 
-    OUTPUT/_batch/BATCH_ID/prepared/part-00000.parquet ... and manifest.json, written last
-    OUTPUT/_batch/BATCH_ID/segments/                       finished rows, see `segments`
-    OUTPUT/_batch/BATCH_ID/work/                           of a Spark application, may be deleted
+OUTPUT/_batch/BATCH_ID holds
+
+    prepared/    part-00000.parquet ... and manifest.json, written last
+    segments/    finished rows, see `segments`
+    work/        of a Spark application, may be deleted
 
 The batch id is a hash of what decides the answers: the input's content, the columns, sampling, schema and
 release. Not of names of files, deadline, node or layout: two runs that differ only there share their

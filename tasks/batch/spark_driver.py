@@ -22,7 +22,7 @@ from tasks.ledger import Claim, Ledger, Run, load
 from tasks.ledger.claims import facts_of
 from tasks.watch import watching
 
-log = logging.getLogger("tasks.batch.driver")
+log = logging.getLogger(__name__)
 
 FAILURE = "qwen-pipeline failure: "
 """Begins the line that tells the stage, which reads the log, why the application failed."""
@@ -85,9 +85,7 @@ def _understood(error: Exception) -> StageError:
     """What a task raised, out of Spark's report of it."""
     raised = _RAISED_IN_TASK.findall(str(error))
     if raised:
-        name, message = raised[-1]
-        kind = getattr(errors, name, StageFailed)
-        return kind(message) if issubclass(kind, StageError) else StageFailed(message)
+        return errors.of_name(*raised[-1])
     first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     log.error("Spark failed", exc_info=error)
     return StageFailed(f"Spark failed: {first}; its log has the whole story")

@@ -54,14 +54,14 @@ def of(context: Context) -> SparkSubmission:
     # Rows pass the JVM and are not computed on there: its optimizing compiler took 17 of 45 CPU-seconds of a
     # short application and brought nothing back.
     java = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
-    scratch = place(run.run_id, claim.stage, settings)
+    folder = place(run.run_id, claim.stage, settings)
     conf = {
         "spark.master": settings.spark_master,
         "spark.driver.memory": settings.spark_driver_memory,
         "spark.driver.extraJavaOptions": (
-            f"{java} -Djava.io.tmpdir={scratch} -Dlog4j2.configurationFile=file:{_LOG4J2}"
+            f"{java} -Djava.io.tmpdir={folder} -Dlog4j2.configurationFile=file:{_LOG4J2}"
         ),
-        "spark.local.dir": str(scratch),
+        "spark.local.dir": str(folder),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.eventLog.enabled": "false",
@@ -83,7 +83,7 @@ def of(context: Context) -> SparkSubmission:
         application=_ENTRY,
         arguments=("--run", run.run_id, "--stage", claim.stage, "--epoch", str(claim.epoch)),
         conf=conf,
-        environment=processes.environment(f"{run.run_id}/{claim.stage}", _environment(scratch, settings)),
+        environment=processes.environment(f"{run.run_id}/{claim.stage}", _environment(folder, settings)),
         log=settings.logs / run.run_id / f"spark-{claim.stage}.log",
     )
 

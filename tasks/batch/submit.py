@@ -59,8 +59,7 @@ def failure(lines: list[str], otherwise: str) -> errors.StageError:
     if not told:
         return StageFailed(otherwise)
     name, _, message = told[-1].partition(": ")
-    kind = getattr(errors, name, StageFailed)
-    return kind(message) if issubclass(kind, errors.StageError) else StageFailed(told[-1])
+    return errors.of_name(name, message)
 
 
 def _failure(status: int, log_file: Path, start: int) -> errors.StageError:

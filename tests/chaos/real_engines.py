@@ -59,7 +59,7 @@ class RealEngines(World):
                 "max_num_seqs": 4,
                 "max_num_batched_tokens": 256,
                 "kv_cache_memory_mb": 32,
-                "extra_args": ["--enable-log-requests", "--enable-log-outputs"],
+                "extra_args": {"enable-log-requests": True, "enable-log-outputs": True},
             },
         }
 

@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+from tasks.serving import flags
+from tasks.settings import Settings
+from tasks.spec import parse
 from tasks.stage_list import STAGES
 from tests.chaos.__main__ import table
 from tests.chaos.cell import Result
@@ -31,6 +34,11 @@ def test_every_stage_meets_ten_kinds_of_failure() -> None:
 def test_twelve_cells_are_for_the_real_engine() -> None:
     assert len(set(CELLS)) == 12
     assert all(stage in STAGES and event in BY_NAME for stage, event in CELLS)
+
+
+def test_the_real_engine_takes_the_spec_of_its_cells(tmp_path: Path) -> None:
+    spec = parse(RealEngines(tmp_path).spec(Batch("cell-1", tmp_path, tmp_path)))
+    flags.check(spec.serving.extra_args, Settings().serving_flags)
 
 
 def test_what_a_real_engine_did_twice_is_read_off_its_log(tmp_path: Path) -> None:

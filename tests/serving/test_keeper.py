@@ -1,4 +1,4 @@
-"""When a keeper ends its pool by itself; what it does to workers is in test_pool.py."""
+"""When a keeper ends its pool by itself; what it does to workers is in test_pool_replaces.py."""
 
 import asyncio
 import json
@@ -41,6 +41,28 @@ def a_keeper(useful_s: float, lease_left_s: float = 3600.0) -> Keeper:
 def test_a_pool_ends_by_the_keepers_clock(useful_s: float, lease_left_s: float, reason: str) -> None:
     one = a_keeper(useful_s, lease_left_s)
     asyncio.run(asyncio.wait_for(one._until_over([]), 5))
+    assert one._why_over == reason
+
+
+@pytest.mark.parametrize(
+    ("served", "reason"),
+    [
+        (
+            (True, True),
+            "1 of 2 worker(s) are left, and serving.min_workers is 2; the last one given up: killed",
+        ),
+        ((True, False), None),  # it was never whole: whoever starts it decides
+    ],
+)
+def test_a_pool_that_was_whole_for_a_moment_only_ends_too(
+    served: tuple[bool, bool], reason: str | None
+) -> None:
+    one = a_keeper(useful_s=3600.0)
+    one._job.serving = one._job.serving.model_copy(update={"min_workers": 2})  # type: ignore[misc]
+    given_up = SimpleNamespace(served=served[0], given_up=1.0, message="killed")
+    left = SimpleNamespace(served=served[1], given_up=None, message="")
+    one._workers = cast(Any, [given_up, left])
+    one._end_when_too_few_are_left()
     assert one._why_over == reason
 
 
