@@ -46,6 +46,12 @@ def _convert(kit: Kit, given: argparse.Namespace) -> None:
     kit.write(f"convert-{given.scheme}", convert(kit, given.scheme, given.limit_s))
 
 
+def _releases(kit: Kit, given: argparse.Namespace) -> None:
+    from benchmarks.gpu.releases import releases
+
+    kit.write("releases", releases(kit))
+
+
 def _begin(kit: Kit, given: argparse.Namespace) -> None:
     from benchmarks.gpu.checks import compare_inventory
     from benchmarks.gpu.deployment import Deployment
@@ -212,7 +218,7 @@ def _version(kit: Kit) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     steps = parser.add_subparsers(dest="step", required=True)
-    for name in ("nvml", "limits", "begin", "finish"):
+    for name in ("nvml", "limits", "releases", "begin", "finish"):
         steps.add_parser(name)
     steps.add_parser("checkpoint").add_argument("--tiny", action="store_true")
     convert = steps.add_parser("convert")

@@ -39,6 +39,9 @@ _PARTS = {
 }
 """vLLM's wheel in parts that each fit into a pack."""
 
+_CHECKED_OUT = ("tasks", "sql", "demo", "benchmarks", "tests/weights")
+"""What travels of the checkout."""
+
 _LEFT_OUT = (".so", ".hpp", ".cuh", ".h", "vllm-rs")
 """Of `vllm-python`."""
 
@@ -135,7 +138,7 @@ def _checkout(downloads: Path) -> Path:
     downloads.mkdir(parents=True, exist_ok=True)
     path = downloads / "checkout.txz"
     listed = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard", "tasks", "sql", "demo", "benchmarks"],
+        ["git", "ls-files", "-co", "--exclude-standard", *_CHECKED_OUT],
         cwd=REPOSITORY,
         check=True,
         capture_output=True,

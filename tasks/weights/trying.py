@@ -1,4 +1,4 @@
-"""Load a release in vLLM on this machine's CPU and let it generate. Runs in the serving environment, as a child:
+"""Load a release in vLLM and let it generate, on this machine's CPU. Runs in the serving environment, as a child:
 
 PYTHON -m tasks.weights.trying JOB.json
 """
@@ -7,6 +7,7 @@ import json
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 _ANSWER_TOKENS = 8
 _CACHE_BYTES = 128 * 2**20
@@ -36,8 +37,12 @@ def main() -> None:
     Path(job.report).write_text(json.dumps(try_release(job)))
 
 
-def try_release(job: Job) -> dict[str, object]:
-    """What the engine thinks of each sequence, in nats a token, and how many tokens it answered."""
+def try_release(job: Job, **engine_arguments: Any) -> dict[str, object]:
+    """What the engine thinks of each sequence, in nats a token, and how many tokens it answered.
+
+    Args:
+        engine_arguments: further ones of `vllm.LLM`, for an engine that is not a CPU's.
+    """
     import vllm
 
     longest = max(len(sequence) for sequence in job.sequences) + _ANSWER_TOKENS + _ROOM_TOKENS
@@ -51,6 +56,7 @@ def try_release(job: Job) -> dict[str, object]:
         enable_prefix_caching=False,
         trust_remote_code=False,
         limit_mm_per_prompt={"image": 0, "video": 0},
+        **engine_arguments,
     )
     wanted = vllm.SamplingParams(max_tokens=_ANSWER_TOKENS, temperature=0.0, prompt_logprobs=0)
     answers = engine.generate([{"prompt_token_ids": sequence} for sequence in job.sequences], wanted)

@@ -1,12 +1,12 @@
 """Make the tiny checkpoints, convert them, and measure what came out.
 
 In one process, because importing the libraries takes longest. Run in the converting environment:
-`python convert_all.py FOLDER NAME:SCHEME ...` fills FOLDER/base, FOLDER/made/NAME-SCHEME/CANDIDATE and
-FOLDER/measured/NAME-SCHEME.json.
+`python convert_all.py FOLDER [--times N] NAME:SCHEME ...` fills FOLDER/base, FOLDER/made/NAME-SCHEME/CANDIDATE
+and FOLDER/measured/NAME-SCHEME.json; with --times the layers are as many times as wide.
 """
 
+import argparse
 import json
-import sys
 from pathlib import Path
 
 import make_checkpoints
@@ -26,10 +26,16 @@ LITTLE_MEMORY_BYTES = 600_000
 """Less than the smallest of the models takes in float32."""
 
 
-def main(folder: Path, wanted: list[str]) -> None:
-    make_checkpoints.make(folder / "base")
-    for one in wanted:
-        convert(folder, *one.split(":"))
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--times", type=int, default=1)
+    parser.add_argument("wanted", nargs="+")
+    given = parser.parse_args()
+    wanted = [one.split(":") for one in given.wanted]
+    make_checkpoints.make(given.folder / "base", [name for name, _ in wanted], given.times)
+    for name, scheme in wanted:
+        convert(given.folder, name, scheme)
 
 
 def convert(folder: Path, name: str, scheme: str) -> None:
@@ -76,4 +82,4 @@ def measure(base: Path, candidates: dict[str, Path]) -> dict[str, dict[str, obje
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    main()

@@ -7,6 +7,7 @@ because vLLM's CPU kernels know no other size.
 
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -62,15 +63,20 @@ _VISION = {
     "num_position_embeddings": 16,
 }
 
+_WIDTHS = {
+    *("hidden_size", "intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size"),
+    *("out_hidden_size", "head_dim"),
+}
 
-def make(folder: Path) -> None:
-    """Write every checkpoint that is not there yet."""
-    for name in NAMES:
+
+def make(folder: Path, names: Iterable[str] = NAMES, times: int = 1) -> None:
+    """Write every checkpoint of `names` that is not there yet, its layers `times` as wide."""
+    for name in names:
         target = folder / name
         if not target.exists():
             draft = folder / f".{name}"
             draft.mkdir(parents=True, exist_ok=True)
-            _write(name, draft)
+            _write(name, draft, times)
             draft.rename(target)
 
 
@@ -87,39 +93,44 @@ def write_wide(folder: Path, width: int, layers: int) -> None:
     _write_tokenizer(folder)
 
 
-def _write(name: str, folder: Path) -> None:
+def _write(name: str, folder: Path, times: int) -> None:
     import torch
 
     torch.manual_seed(0)
-    model = _model(name).to(torch.bfloat16)
+    model = _model(name, times).to(torch.bfloat16)
     model.save_pretrained(folder, max_shard_size="300KB")
     if name in ("qwen3_5", "qwen3_5_moe_vl"):
         _add_a_layer_that_no_class_loads(folder)
     _write_tokenizer(folder)
 
 
-def _model(name: str) -> Any:
+def _model(name: str, times: int) -> Any:
     import transformers as t
 
-    hybrid = {**_TEXT, **_DELTA_NET}
-    hybrid_moe = {**hybrid, **_EXPERTS, **_SHARED}
+    text, experts, shared, vision = (_widened(shape, times) for shape in (_TEXT, _EXPERTS, _SHARED, _VISION))
+    hybrid = {**text, **_DELTA_NET}
+    hybrid_moe = {**hybrid, **experts, **shared}
     match name:
         case "qwen2":
-            return t.Qwen2ForCausalLM(t.Qwen2Config(**_TEXT, tie_word_embeddings=True))
+            return t.Qwen2ForCausalLM(t.Qwen2Config(**text, tie_word_embeddings=True))
         case "qwen3":
-            return t.Qwen3ForCausalLM(t.Qwen3Config(**_TEXT, tie_word_embeddings=False))
+            return t.Qwen3ForCausalLM(t.Qwen3Config(**text, tie_word_embeddings=False))
         case "qwen3_moe":
-            return t.Qwen3MoeForCausalLM(t.Qwen3MoeConfig(**_TEXT, **_EXPERTS))
+            return t.Qwen3MoeForCausalLM(t.Qwen3MoeConfig(**text, **experts))
         case "qwen3_5":
             return t.Qwen3_5ForCausalLM(t.Qwen3_5TextConfig(**hybrid, tie_word_embeddings=True))
         case "qwen3_5_moe":
             return t.Qwen3_5MoeForCausalLM(t.Qwen3_5MoeTextConfig(**hybrid_moe))
         case "qwen3_5_vl":
-            config = t.Qwen3_5Config(text_config=hybrid, vision_config=_VISION, **_TOKENS)
+            config = t.Qwen3_5Config(text_config=hybrid, vision_config=vision, **_TOKENS)
             return t.Qwen3_5ForConditionalGeneration(config)
         case _:
-            config = t.Qwen3_5MoeConfig(text_config=hybrid_moe, vision_config=_VISION, **_TOKENS)
+            config = t.Qwen3_5MoeConfig(text_config=hybrid_moe, vision_config=vision, **_TOKENS)
             return t.Qwen3_5MoeForConditionalGeneration(config)
+
+
+def _widened(shape: dict[str, Any], times: int) -> dict[str, Any]:
+    return {name: size * times if name in _WIDTHS else size for name, size in shape.items()}
 
 
 def _add_a_layer_that_no_class_loads(folder: Path) -> None:
