@@ -1,27 +1,18 @@
-"""The pipeline's page in the Airflow UI: the newest runs with their stages, from the ledger.
-
-Plugin apps are open to everybody unless they say otherwise, so every route asks for the right to see plugins.
-"""
+"""The pipeline's page in the Airflow UI: the newest runs with their stages, from the ledger."""
 
 from html import escape
 from typing import Any
 from urllib.parse import quote
 
-from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
-from airflow.api_fastapi.core_api.security import requires_access_view
 from airflow.plugins_manager import AirflowPlugin
 from deadline_alert import BeforeTheDeadline
-from fastapi import Depends, FastAPI
-from fastapi.responses import HTMLResponse
 from html_page import document, said
+from pages import pages
 from run_links import RUNS
 
 _PREFIX = "/qwen-pipeline"
 
-app = FastAPI(title="qwen pipeline", dependencies=[Depends(requires_access_view(AccessView.PLUGINS))])
 
-
-@app.get("/", response_class=HTMLResponse)
 def page() -> str:
     """The newest runs, newest first."""
     from tasks import settings
@@ -69,7 +60,9 @@ class PipelinePlugin(AirflowPlugin):
 
     name = "qwen_pipeline"
     deadline_references = [BeforeTheDeadline]
-    fastapi_apps = [{"app": app, "url_prefix": _PREFIX, "name": "qwen pipeline"}]
+    fastapi_apps = [
+        {"app": pages("qwen pipeline", {"/": page}), "url_prefix": _PREFIX, "name": "qwen pipeline"}
+    ]
     external_views = [
         {"name": "Pipeline", "href": f"{_PREFIX}/", "url_route": "qwen-pipeline", "destination": "nav"}
     ]

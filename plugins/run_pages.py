@@ -7,21 +7,15 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
-from airflow.api_fastapi.core_api.security import requires_access_view
 from airflow.plugins_manager import AirflowPlugin
-from fastapi import Depends, FastAPI
-from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from html_page import document, said
+from pages import pages
 from run_links import RUNS, AnswersLink, ReportLink, SparkLink
 
 _WIDEST_BAR_EM = 24.0
 _ROWS = ("rows", "answered", "failed", "not_started", "prompt_tokens", "completion_tokens", "rows_per_s")
 
-app = FastAPI(title="runs", dependencies=[Depends(requires_access_view(AccessView.PLUGINS))])
 
-
-@app.get("/{run_id}/report", response_class=HTMLResponse)
 def report_page(run_id: str) -> str:
     """Rows, tokens and time of a run, and its spec with every date resolved."""
     from tasks import settings
@@ -35,7 +29,6 @@ def report_page(run_id: str) -> str:
     return document("Report", _report(found))
 
 
-@app.get("/{run_id}/output", response_class=HTMLResponse)
 def output_page(run_id: str) -> str:
     """The files that the run's manifest names."""
     from tasks import settings
@@ -49,9 +42,10 @@ def output_page(run_id: str) -> str:
     return document("Output", f"<h1>Output of {escape(run_id)}</h1>{_output(found)}")
 
 
-@app.get("/{run_id}/spark")
-def spark_page(run_id: str) -> Response:
+def spark_page(run_id: str) -> Any:
     """Leads on to the application's page while it runs, and to the history afterwards."""
+    from fastapi.responses import RedirectResponse
+
     from tasks import settings
     from tasks.cli.status import stages_of
     from tasks.errors import StageError
@@ -62,12 +56,12 @@ def spark_page(run_id: str) -> Response:
         with Ledger(deployment.database_url(), deployment.sql, patience_s=2.0) as ledger:
             stages = stages_of(ledger, run_id)
     except StageError as error:
-        return HTMLResponse(document("Spark", said(error)))
+        return document("Spark", said(error))
     working = [one["detail"] or {} for one in stages if one["stage"] == "run" and one["outcome"] is None]
     if place := next((one["spark_ui"] for one in working if one.get("spark_ui")), deployment.spark_history):
         return RedirectResponse(place)
     text = "<p class=dim>No Spark application of this run is running, and no history is kept"
-    return HTMLResponse(document("Spark", f"{text} (QWEN_PIPELINE_SPARK_HISTORY).</p>"))
+    return document("Spark", f"{text} (QWEN_PIPELINE_SPARK_HISTORY).</p>")
 
 
 def _report(found: dict[str, Any]) -> str:
@@ -117,9 +111,16 @@ def _number(value: Any) -> str:
     return "-" if value is None else f"{value:,}"
 
 
+_ROUTES = {
+    "/{run_id}/report": report_page,
+    "/{run_id}/output": output_page,
+    "/{run_id}/spark": spark_page,
+}
+
+
 class RunPagesPlugin(AirflowPlugin):
     """Serves the pages; the links are on the tasks themselves."""
 
     name = "qwen_pipeline_runs"
-    fastapi_apps = [{"app": app, "url_prefix": RUNS, "name": "pages of a run"}]
+    fastapi_apps = [{"app": pages("runs", _ROUTES), "url_prefix": RUNS, "name": "pages of a run"}]
     operator_extra_links = [AnswersLink(), ReportLink(), SparkLink()]

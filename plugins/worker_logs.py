@@ -7,19 +7,14 @@ asked with the pool's key, which stays in this process), afterwards from the fil
 from html import escape
 from typing import Any
 
-from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
-from airflow.api_fastapi.core_api.security import requires_access_view
 from airflow.plugins_manager import AirflowPlugin
-from fastapi import Depends, FastAPI
-from fastapi.responses import HTMLResponse
 from html_page import document, said
+from pages import pages
 from run_links import PREFIX, WorkersLink
 
 _LINES = 200
-app = FastAPI(title="workers", dependencies=[Depends(requires_access_view(AccessView.PLUGINS))])
 
 
-@app.get("/{run_id}", response_class=HTMLResponse)
 def page(run_id: str) -> str:
     """All workers of the run's newest pool, and its keeper."""
     from tasks import settings
@@ -83,5 +78,7 @@ class WorkerLogsPlugin(AirflowPlugin):
     """Serves the page; the link is on the tasks themselves."""
 
     name = "qwen_pipeline_workers"
-    fastapi_apps = [{"app": app, "url_prefix": PREFIX, "name": "workers of a run"}]
+    fastapi_apps = [
+        {"app": pages("workers", {"/{run_id}": page}), "url_prefix": PREFIX, "name": "workers of a run"}
+    ]
     operator_extra_links = [WorkersLink()]

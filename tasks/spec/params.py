@@ -24,6 +24,10 @@ _ONLY_AN_EXAMPLE: dict[str, Any] = {
 }
 """Fields without a default still need a first value in the form."""
 
+_DRAFT = "http://json-schema.org/draft-07/schema#"
+"""What we use of JSON schema means the same in all drafts. Airflow proves a Param's schema sound each time it looks at
+a value, some fifty times when it reads a DAG: against this draft that takes a quarter of the time of the newest."""
+
 
 @cache
 def json_schema(spec: type[BaseModel] = RunSpec) -> dict[str, Any]:
@@ -48,7 +52,7 @@ def _for_the_form(name: str, schema: dict[str, Any]) -> dict[str, Any]:
     if "oneOf" in kept:
         # Every kind is an object; said once more for the form, which chooses its editor by the type.
         kept["type"] = "object"
-    return {**kept, "title": name, "description_md": help_text(schema)}
+    return {"$schema": _DRAFT, **kept, "title": name, "description_md": help_text(schema)}
 
 
 def _write_out(node: Any, definitions: dict[str, Any]) -> Any:
