@@ -29,6 +29,9 @@ _PASSED_ON = (
 )
 """Of the parent's environment; OpenBLAS's two name the processor where it would guess wrong."""
 
+_ALWAYS = {"LANG": "C.UTF-8", "PYDANTIC_DISABLE_PLUGINS": "__all__"}
+"""Pydantic looks for plugins in the metadata of every installed package, an eighth of what importing a stage takes."""
+
 _KILL_WAIT_S = 10.0
 """For the kernel to take a killed process away; its memory may have to be given back first."""
 
@@ -85,7 +88,7 @@ def environment(part: str, extra: Mapping[str, str] | None = None) -> dict[str, 
         if name.startswith("QWEN_PIPELINE_") and name not in _SECRET
     }
     marks = {DEPLOYMENT: settings.current().deployment, PART: part}
-    return {"LANG": "C.UTF-8", **passed, **own, **marks, **(extra or {})}
+    return {**_ALWAYS, **passed, **own, **marks, **(extra or {})}
 
 
 def spawn(

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import httpx
 import pytest
 
 from demo.airflow_services import ADMIN
@@ -71,6 +72,23 @@ def test_a_conf_that_does_not_fit_is_refused_with_its_field(world: World) -> Non
         api.trigger(DAG, {**spec, "batch": {**spec["batch"], "sampling": {"max_tokens": -1}}})
     assert "400" in str(refused.value)
     assert "max_tokens" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("place", "says"),
+    [
+        ("/qwen-pipeline/", "Pipeline"),
+        ("/qwen-pipeline-workers/nobodys", "no worker yet"),
+        ("/qwen-pipeline-runs/nobodys/report", "nobodys"),
+        ("/qwen-pipeline-runs/nobodys/output", "nobodys"),
+        ("/qwen-pipeline-runs/nobodys/spark", "No Spark application"),
+    ],
+)
+def test_pages_are_for_those_who_are_logged_in(world: World, place: str, says: str) -> None:
+    with world.api() as api:
+        shown = api.page(place)
+    assert (shown.status_code, says in shown.text) == (200, True), shown.text
+    assert httpx.get(f"{world.airflow.url}{place}", trust_env=False).status_code == 401
 
 
 @pytest.mark.parametrize(("stage", "event"), CELLS)

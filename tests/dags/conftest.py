@@ -4,11 +4,13 @@ import json
 import os
 import subprocess
 import sys
+from fcntl import LOCK_EX, flock
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tasks.node.atomic import replace_text
 from tasks.settings import REPOSITORY
 
 NIGHTLY = """
@@ -24,9 +26,22 @@ spec:
 
 
 @pytest.fixture(scope="session")
-def read_by_airflow(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """See tests/dags/describe.py."""
-    folder = tmp_path_factory.mktemp("airflow")
+def read_by_airflow(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> dict[str, Any]:
+    """See tests/dags/describe.py; read once, though the files of this folder are shared out among processes."""
+    if worker_id == "master":
+        return _read(tmp_path_factory.mktemp("airflow"))
+    folder = tmp_path_factory.getbasetemp().parent / "read-by-airflow"
+    said = folder / "said.json"
+    with folder.with_suffix(".lock").open("w") as lock:
+        flock(lock, LOCK_EX)
+        if not said.exists():
+            folder.mkdir()
+            replace_text(said, json.dumps(_read(folder)))
+    found: dict[str, Any] = json.loads(said.read_text())
+    return found
+
+
+def _read(folder: Path) -> dict[str, Any]:
     (folder / "nightly").mkdir()
     (folder / "nightly" / "prod.yaml").write_text(NIGHTLY.format(cron="30 0 * * *"))
     (folder / "nightly" / "never.yaml").write_text(NIGHTLY.format(cron="99 0 * * *"))

@@ -37,7 +37,7 @@ print(
     json.dumps(
         {
             "errors": bag.import_errors,
-            "heavy": sorted({"torch", "vllm", "pyspark", "transformers"} & set(sys.modules)),
+            "heavy": sorted({"torch", "vllm", "pyspark", "transformers", "fastapi"} & set(sys.modules)),
             "dags": {
                 dag.dag_id: {
                     "params": {name: dag.params[name] for name in dag.params},

@@ -9,7 +9,7 @@ import shutil
 import tempfile
 from collections import Counter
 from dataclasses import replace
-from itertools import combinations, product
+from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -277,18 +277,23 @@ def fewest_destroyed(gpu, counts):
                 same = [each for each in rest if each.profile_id == one.profile_id]
                 if same:
                     rest.remove(same[0])
-            for starts in product(*(each.placements for each in rest)):
-                if fits(staying, list(zip(rest, starts, strict=True)), known):
-                    return number
+            if fits(staying, rest, known):
+                return number
     return None
 
 
 def fits(staying, made, known):
-    taken = [number for one in staying for number in one.placement.slices]
-    taken += [number for _, place in made for number in place.slices]
-    names = [one.name for one in staying] + [each.name for each, _ in made]
+    names = [one.name for one in staying] + [each.name for each in made]
     return (
-        len(taken) == len(set(taken))
-        and all(names.count(name) <= known[name].most for name in names)
+        all(names.count(name) <= known[name].most for name in names)
         and sum(known[name].compute_slices for name in names) <= 7
+        and have_places(made, {number for one in staying for number in one.placement.slices})
     )
+
+
+def have_places(made, taken):
+    if not made:
+        return True
+    first, *others = made
+    free = (set(place.slices) for place in first.placements if not taken & set(place.slices))
+    return any(have_places(others, taken | slices) for slices in free)
