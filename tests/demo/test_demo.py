@@ -22,7 +22,7 @@ from tasks.node import processes
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 HOME = REPOSITORY / "var" / "test-demo"
-ROWS = 60
+ROWS = 40
 """Of the demo's prompts: enough to be interrupted among them."""
 
 pytestmark = [pytest.mark.whole_pipeline, pytest.mark.timeout(2900)]
