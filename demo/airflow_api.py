@@ -193,7 +193,7 @@ class AirflowApi:
                     f"Airflow did not read the DAG {dag_id} within {deadline_s:.0f} s; the log of its DAG "
                     f"processor says which files it looks at"
                 )
-            time.sleep(0.2)
+            time.sleep(0.5)
 
     def _ask(
         self,

@@ -186,7 +186,7 @@ class Airflow:
                     raise self._failure(waiting[0], f"was not healthy after {deadline_s:.0f} s")
                 if waiting[0] != "api-server":
                     api.prepare_for_tasks()  # while the others still start
-                time.sleep(0.2)
+                time.sleep(0.5)
             api.prepare_for_tasks()
 
     def _failure(self, service: str, what: str) -> StageFailed:

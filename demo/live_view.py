@@ -28,7 +28,8 @@ _COLOURS = {
     "upstream_failed": "red",
     "skipped": "red",
 }
-_POLL_S = 0.5
+_POLL_S = 1.0
+"""Each look costs the API server 0.06 s of a core."""
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,17 @@ settings.register_profile("tests", deadline=None, suppress_health_check=[HealthC
 settings.load_profile("tests")
 
 
+_OF_A_DAY = {
+    "fsync": "off",
+    "full_page_writes": "off",
+    "synchronous_commit": "off",
+    "wal_level": "minimal",
+    "max_wal_senders": "0",
+    "autovacuum": "off",
+}
+"""Processes are killed here, the machine is not: nothing is gained by what a server does to outlive that, and without
+it a database for every test costs half."""
+
 _BEGUN_FIRST = (
     "tests/demo/test_demo.py",
     "tests/weights/test_conversions.py",
@@ -51,8 +62,7 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A real server with the roles and databases of the demo."""
     home = tmp_path_factory.mktemp("postgres")
     children = Children(home / "children", f"tests-{secrets.token_hex(4)}")
-    # Processes are killed here, the machine is not: nothing is gained by waiting for the disk.
-    cluster = Cluster(home / "cluster", children, settings={"fsync": "off"})
+    cluster = Cluster(home / "cluster", children, settings=_OF_A_DAY)
     try:
         cluster.start()
         yield cluster
@@ -84,7 +94,7 @@ def _database(postgres: Cluster, template: str) -> Iterator[str]:
     name = f"test_{secrets.token_hex(6)}"
     identifier = sql.Identifier(name)
     with psycopg.connect(postgres.admin_url, autocommit=True) as admin:
-        create = sql.SQL("create database {} template {} owner ledger")
+        create = sql.SQL("create database {} template {} owner ledger strategy file_copy")
         admin.execute(create.format(identifier, sql.Identifier(template)))
     yield postgres.url("ledger", name)
     with psycopg.connect(postgres.admin_url, autocommit=True) as admin:

@@ -52,6 +52,7 @@ def test_the_whole_batch_by_spark(world: World):
     assert not list((world.home / "spark").iterdir())
 
 
+@pytest.mark.everything
 def test_sessions_go_on_and_what_kills_engines_is_asked_alone_by_spark(world: World):
     """First turns were answered by an earlier attempt; one row ends every connection that it is asked on."""
     turns = [f"s{session}-t{turn}" for turn in range(3) for session in range(4)]

@@ -1,4 +1,5 @@
-"""Over REST as documented, one batch asked for twice at once, and a cell of the matrix (`make chaos` runs all)."""
+"""Over REST as documented, one batch asked for twice at once, what services show and hide, and a cell of the matrix
+(`make chaos` runs all)."""
 
 import ast
 import json
@@ -11,8 +12,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from demo.airflow_services import ADMIN
+from demo.airflow_services import ADMIN, SERVICES
 from tasks.errors import InputError
+from tasks.node import processes
 from tasks.settings import REPOSITORY
 from tests.chaos.cell import run_cell, settled
 from tests.chaos.events import EVENTS
@@ -74,6 +76,33 @@ def test_a_conf_that_does_not_fit_is_refused_with_its_field(world: World) -> Non
     assert "max_tokens" in str(refused.value)
 
 
+def test_no_environment_of_a_service_holds_a_secret(world: World) -> None:
+    secrets = [world.airflow.password, world.cluster.url("airflow").split("@")[0].rpartition(":")[2]]
+    living = world.children.living()
+    environments = [Path(f"/proc/{process.pid}/environ").read_text() for process in living]
+    assert len(living) > len(SERVICES)
+    assert not any(secret in environment for secret in secrets for environment in environments)
+    assert world.airflow.password not in (world.airflow.logs / "api-server.log").read_text()
+
+
+def test_every_process_is_found_by_its_marks_although_it_renames_itself(world: World) -> None:
+    services = [world.children.find(f"airflow-{service}") for service in SERVICES]
+    groups = {os.getsid(service.pid) for service in services if service is not None}
+    assert len(groups) == len(SERVICES)
+    theirs = {
+        int(entry) for entry in os.listdir("/proc") if entry.isdigit() and _session(int(entry)) in groups
+    }
+    found = {process.pid for process in world.children.living()}
+    # The services start and end short-lived processes all the time.
+    assert {pid for pid in theirs - found if processes.identify(pid) is not None} == set()
+
+
+def test_starting_what_runs_keeps_it(world: World) -> None:
+    before = [world.children.find(f"airflow-{service}") for service in SERVICES]
+    world.airflow.start()
+    assert [world.children.find(f"airflow-{service}") for service in SERVICES] == before
+
+
 @pytest.mark.parametrize(
     ("place", "says"),
     [
@@ -95,3 +124,10 @@ def test_pages_are_for_those_who_are_logged_in(world: World, place: str, says: s
 def test_nothing_is_lost_doubled_or_leaked(world: World, stage: str, event: str) -> None:
     result = run_cell(world, stage, BY_NAME[event], seed=0)
     assert result.wrong == (), result
+
+
+def _session(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return None

@@ -1,22 +1,22 @@
-"""One start of the four services serves all tests of this file: it takes most of a minute."""
+"""What services do with DAGs of all kinds, and after a kill. One start of them serves all tests of this file: it takes
+a minute of a core, so they are among `everything`; tests/chaos looks at services that it needs anyway.
+"""
 
 import os
 import signal
 import socket
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
 import pytest
 
 from demo.airflow_api import AirflowApi, DagRun
-from demo.airflow_services import SERVICES, Airflow
+from demo.airflow_services import Airflow
 from demo.children import Children
 from demo.postgres import Cluster
 from tasks.errors import InputError, StageFailed
-from tasks.node import processes
 
 GOOD = """
 import os
@@ -44,6 +44,8 @@ raise RuntimeError("this file cannot be imported")
 """
 
 RUN_DEADLINE_S = 120.0
+
+pytestmark = pytest.mark.everything
 
 
 @pytest.fixture(scope="module")
@@ -120,37 +122,6 @@ def test_a_task_sees_the_settings_of_the_pipeline_and_its_marks(
     assert seen["QWEN_PIPELINE_PART"] == "airflow-scheduler"
 
 
-def test_no_environment_holds_a_secret(
-    seen: dict[str, str], airflow: Airflow, postgres: Cluster, children: Children
-) -> None:
-    secrets = [airflow.password, postgres.url("airflow").split("@")[0].rpartition(":")[2]]
-    environments = [str(seen)] + [
-        Path(f"/proc/{process.pid}/environ").read_text() for process in children.living()
-    ]
-    assert not any(secret in environment for secret in secrets for environment in environments)
-    assert airflow.password not in (airflow.logs / "api-server.log").read_text()
-
-
-def test_every_process_is_found_by_its_marks_although_it_renames_itself(
-    finished: DagRun, children: Children
-) -> None:
-    groups = {os.getsid(child.pid) for service in SERVICES if (child := children.find(f"airflow-{service}"))}
-    assert len(groups) == len(SERVICES)
-    of_the_services = {
-        int(entry) for entry in os.listdir("/proc") if entry.isdigit() and _session(int(entry)) in groups
-    }
-    found = {process.pid for process in children.living()}
-    # The services start and end short-lived processes all the time.
-    missed = {pid for pid in of_the_services - found if processes.identify(pid) is not None}
-    assert missed == set()
-
-
-def test_starting_what_runs_keeps_it(airflow: Airflow, children: Children) -> None:
-    before = [children.find(f"airflow-{service}") for service in SERVICES]
-    airflow.start()
-    assert [children.find(f"airflow-{service}") for service in SERVICES] == before
-
-
 def test_a_value_that_does_not_fit_the_params_is_refused(api: AirflowApi) -> None:
     with pytest.raises(InputError, match="less than the minimum of 1"):
         api.trigger("good", {"number": 0})
@@ -177,10 +148,3 @@ def test_stop_leaves_nothing_even_of_a_scheduler_that_was_killed(
     airflow.stop()
     assert children.living() == []
     socket.create_server(("127.0.0.1", port)).close()
-
-
-def _session(pid: int) -> int | None:
-    try:
-        return os.getsid(pid)
-    except ProcessLookupError:
-        return None

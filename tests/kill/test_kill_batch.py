@@ -100,7 +100,7 @@ def ids_of(path: Path) -> list[str]:
 
 def test_prepare_survives_a_kill_at_its_points(downloaded: World) -> None:
     report = kill_everywhere(
-        stage("prepare", RUN), downloaded, check=after_a_stage, picture=everything, at_most=20
+        stage("prepare", RUN), downloaded, check=after_a_stage, picture=everything, at_most=12
     )
     assert report.kinds["replace"] >= 2  # before and after
     assert everything(downloaded)["batches"][0]["rows"] == ROWS
@@ -110,7 +110,7 @@ def test_prepare_mends_a_damaged_part_wherever_it_is_killed(downloaded: World) -
     assert downloaded.run(stage("prepare", RUN)).succeeded
     (part,) = (downloaded.root / "answers").glob("_batch/*/prepared/part-00000.parquet")
     part.write_bytes(b"damaged behind the pipeline's back")
-    kill_everywhere(stage("prepare", RUN), downloaded, check=after_a_stage, picture=everything, at_most=8)
+    kill_everywhere(stage("prepare", RUN), downloaded, check=after_a_stage, picture=everything, at_most=6)
 
 
 def test_prepare_adopts_what_a_killed_run_left_once_wherever_it_is_killed(downloaded: World) -> None:
@@ -129,7 +129,7 @@ def test_reconcile_and_publish_survive_a_kill_at_their_points(downloaded: World)
         downloaded,
         check=all_of(after_a_stage, published_is_whole),
         meanwhile=published_is_whole,
-        at_most=15,
+        at_most=10,
         picture=everything,
     )
     assert (downloaded.root / "answers" / "manifest.json").exists()
@@ -146,7 +146,7 @@ def test_publish_mends_a_damaged_file_wherever_it_is_killed(downloaded: World) -
         downloaded,
         check=all_of(after_a_stage, published_is_whole),
         picture=everything,
-        at_most=8,
+        at_most=6,
     )
 
 

@@ -54,13 +54,13 @@ def changes_the_layout(point: Point) -> bool:
 def test_provision_and_then_restore_of_a_gpu_survive_a_kill_at_any_call(ready: World) -> None:
     before = picture(ready)["instances"]
     kill_everywhere(
-        PROVISION, ready, check=after_a_stage, picture=picture, where=changes_the_layout, at_most=9
+        PROVISION, ready, check=after_a_stage, picture=picture, where=changes_the_layout, at_most=6
     )
     cut = picture(ready)
     assert [(profile, compute) for profile, _, compute in cut["instances"]] != [
         (profile, compute) for profile, _, compute in before
     ]
-    kill_everywhere(RESTORE, ready, check=after_a_stage, picture=picture, where=changes_the_layout, at_most=9)
+    kill_everywhere(RESTORE, ready, check=after_a_stage, picture=picture, where=changes_the_layout, at_most=6)
     after = picture(ready)
     assert after["instances"] == before
     assert [lease["state"] for lease in after["leases"]] == ["released"]

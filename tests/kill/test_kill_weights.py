@@ -88,7 +88,7 @@ def test_download_and_then_convert_survive_a_kill_at_their_points(started: World
             check=after_a_stage,
             meanwhile=nothing_half_made_is_visible,
             picture=store,
-            at_most=16,
+            at_most=10,
         )
     releases = started.rows("select release_id, files from release")
     assert len(releases) == 1
@@ -98,7 +98,7 @@ def test_download_mends_a_changed_file_wherever_it_is_killed(started: World) -> 
     assert started.run(DOWNLOAD).succeeded, started.log()
     (config,) = started.settings.store.glob("downloads/*/*/config.json")
     config.write_text("changed behind the pipeline's back")
-    report = kill_everywhere(DOWNLOAD, started, check=after_a_stage, picture=store, at_most=12)
+    report = kill_everywhere(DOWNLOAD, started, check=after_a_stage, picture=store, at_most=8)
     assert any(point.kind == "renameat2" for point in report.points)
     nothing_half_made_is_visible(started)
 
