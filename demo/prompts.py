@@ -45,7 +45,7 @@ INSTRUCTIONS = {
 # Lengths in characters. English takes SmolLM2's tokenizer about 4 characters a token; Thai or Korean take
 # two tokens or more a character, so texts in other scripts are short.
 SHORT = range(250, 640)
-LONG_LIMITS = (4000, 4400, 4800, 5200, 5600, 6000, 6400, 6800)  # some 900 to 1,700 tokens
+LONG_LIMITS = (2400, 2800, 3200, 3600, 4000, 4400, 4800, 5200)  # some 600 to 1,300 tokens
 SENTENCE = range(30, 75)
 NON_LATIN = ("ar", "el", "he", "hi", "ja", "ko", "ru", "th", "zh-CN", "zh-TW")
 
