@@ -1,5 +1,6 @@
 """The demo, step by step: what must be there, the run, and what it ends with."""
 
+import json
 import signal
 import sys
 import time
@@ -124,7 +125,19 @@ def _build_model(world: World) -> str:
     )
     if child.wait() != 0:
         raise StageFailed(f"the model {world.model} could not be built; the end of {log}:\n{last_lines(log)}")
-    return f"{world.repo} in {_shown(folder)}"
+    return f"{world.repo} in {_shown(folder)}{how_good(folder)}"
+
+
+def how_good(folder: Path) -> str:
+    """What a model that was trained here has learned, for a line; nothing of another."""
+    try:
+        metrics = json.loads((folder / "metrics.json").read_text())
+    except FileNotFoundError:
+        return ""
+    return (
+        f", perplexity {metrics['held_out_perplexity']:.0f} on held-out text ({metrics['uniform_perplexity']:,} "
+        f"if it knew nothing)"
+    )
 
 
 def _start_hub(world: World) -> str:
