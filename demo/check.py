@@ -5,6 +5,7 @@
 Reads parquet and the published manifest; takes the pipeline's word for nothing. Exit status 1 when ids differ.
 """
 
+import argparse
 import json
 import sys
 from collections import Counter
@@ -61,7 +62,11 @@ def answer_files(answers: Path) -> list[Path]:
 
 def main() -> int:
     """Print the count; returns the exit status."""
-    found = count(Path(sys.argv[1]), Path(sys.argv[2]))
+    parser = argparse.ArgumentParser(prog="python -m demo.check", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("prompts", type=Path, help="the parquet file that was asked")
+    parser.add_argument("answers", type=Path, help="the folder with manifest.json")
+    given = parser.parse_args()
+    found = count(given.prompts, given.answers)
     print(f"input {found.rows_in} = answered {found.answered} + failed {found.failed}: {found.holds}")
     for name in ("missing", "unasked", "twice"):
         ids: tuple[str, ...] = getattr(found, name)

@@ -57,7 +57,9 @@ def test_killed_and_begun_again_it_writes_what_one_process_writes(
     by_spark(monkeypatch)
     world.run("two", spec)
     with python(PREPARE, "two", env={**os.environ}) as stage:
-        wait_until(lambda: list(folder.glob(".draft-*/part-*.parquet")) or stage.poll() is not None)
+        wait_until(
+            lambda: list(folder.glob(".draft-*/part-*.parquet")) or stage.poll() is not None, deadline_s=300
+        )
         assert stage.poll() is None, stage.communicate()[0]
         stage.kill()
         stage.wait(60)
