@@ -295,8 +295,8 @@ class Airflow:
                 },
                 "dag_processor": {
                     "parsing_processes": 1,
-                    # Between two looks at a file that did not change. One look takes 3 s of a core: at 30 s, the
-                    # default, five files take half a core while nothing happens.
+                    # Between two looks at a file that did not change. One look takes more than 1 s of a core:
+                    # at 30 s, the default, five files take a fifth of one while nothing happens.
                     "min_file_process_interval": 300,
                 },
                 "usage_data_collection": {"enabled": False},

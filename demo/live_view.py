@@ -29,7 +29,7 @@ _COLOURS = {
     "skipped": "red",
 }
 _POLL_S = 1.0
-"""Each look costs the API server 0.06 s of a core."""
+"""Each look is two requests of an API server that shares its cores with the run."""
 
 
 @dataclass(frozen=True)

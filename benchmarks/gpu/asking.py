@@ -4,10 +4,9 @@ import json
 import sys
 from pathlib import Path
 
-from benchmarks.gpu.engine import FLAGS
+from benchmarks.gpu.engine import FLAGS, arguments
 from tasks.weights.trying import Job, try_release
 
 if __name__ == "__main__":
     job = Job(**json.loads(Path(sys.argv[1]).read_text()))
-    flags = {name.replace("-", "_"): value for name, value in FLAGS.items()}
-    Path(job.report).write_text(json.dumps(try_release(job, **flags)))
+    Path(job.report).write_text(json.dumps(try_release(job, **arguments(FLAGS))))

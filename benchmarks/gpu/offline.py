@@ -6,7 +6,7 @@ Runs in the serving environment, with the engine set up exactly as a worker is. 
 from typing import Any
 
 from benchmarks.gpu import series
-from benchmarks.gpu.engine import FLAGS
+from benchmarks.gpu.engine import FLAGS, arguments
 from benchmarks.gpu.kit import Kit, Stopwatch, memory_used_bytes
 from benchmarks.gpu.loads import Load, parse
 from benchmarks.gpu.prompts import Prompts
@@ -37,7 +37,7 @@ def offline(
         enable_prefix_caching=serving.prefix_caching,
         enforce_eager=serving.enforce_eager,
         disable_log_stats=False,
-        **{name.replace("-", "_"): value for name, value in flags.items()},
+        **arguments(flags),
     )
     start_s = watch.lap_s()
     prompts = Prompts(kit.model(model))

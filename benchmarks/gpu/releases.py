@@ -36,7 +36,7 @@ class _Trial:
     scheme: str
     candidate: str
     measured_nats: float
-    job: Path
+    job: Job
 
 
 def releases(kit: Kit) -> dict[str, Any]:
@@ -82,25 +82,15 @@ def _trials(folder: Path, model: str) -> list[_Trial]:
         )
         chosen = measured[candidate]
         nats = sum(chosen.losses) / len(chosen.losses)
-        found.append(
-            _Trial(model, scheme, candidate, nats, _write_job(folder, scheme, _job(release, chosen)))
-        )
+        found.append(_Trial(model, scheme, candidate, nats, _job(folder, scheme, release, chosen)))
     base_nats = math.log(chosen.base_perplexity)
-    return [
-        _Trial(model, "none", "as downloaded", base_nats, _write_job(folder, "none", _job(base, chosen))),
-        *found,
-    ]
+    return [_Trial(model, "none", "as downloaded", base_nats, _job(folder, "none", base, chosen)), *found]
 
 
-def _job(release: Path, measured: gate.Measured) -> Job:
+def _job(folder: Path, scheme: str, release: Path, measured: gate.Measured) -> Job:
     texts = calibration.held_out(None, _TOKENS)
-    return trial.job_for(release, measured, texts, _SAMPLE_TOKENS, release.parent / "unused")
-
-
-def _write_job(folder: Path, scheme: str, job: Job) -> Path:
-    path = folder / f"job-{scheme}.json"
-    path.write_text(replace(job, dtype="auto", report=str(folder / f"said-{scheme}.json")).dumps())
-    return path
+    asked = trial.job_for(release, measured, texts, _SAMPLE_TOKENS, folder / f"said-{scheme}.json")
+    return replace(asked, dtype="auto")
 
 
 def _try(kit: Kit, one: _Trial) -> dict[str, Any]:
@@ -110,10 +100,12 @@ def _try(kit: Kit, one: _Trial) -> dict[str, Any]:
         "candidate": one.candidate,
         "measured_nats": round(one.measured_nats, 4),
     }
-    log = kit / f"logs/releases-{one.model}-{one.scheme}.log"
+    report, log = Path(one.job.report), kit / f"logs/releases-{one.model}-{one.scheme}.log"
+    job = report.with_name(f"job-{one.scheme}.json")
+    job.write_text(one.job.dumps())
     with log.open("wb") as output:
         ended = subprocess.run(
-            [str(kit.python("serving")), "-m", "benchmarks.gpu.asking", str(one.job)],
+            [str(kit.python("serving")), "-m", "benchmarks.gpu.asking", str(job)],
             check=False,
             stdout=output,
             stderr=output,
@@ -128,7 +120,7 @@ def _try(kit: Kit, one: _Trial) -> dict[str, Any]:
     if ended.returncode:
         errors = [line for line in log.read_text(errors="replace").splitlines() if "Error" in line]
         return {**row, "error": (errors or ["no message"])[-1][-400:]}
-    found = json.loads(Path(json.loads(one.job.read_text())["report"]).read_text())
+    found = json.loads(report.read_text())
     return {
         **row,
         "vllm_nats": round(sum(found["losses"]) / len(found["losses"]), 4),

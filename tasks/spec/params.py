@@ -26,7 +26,7 @@ _ONLY_AN_EXAMPLE: dict[str, Any] = {
 
 _DRAFT = "http://json-schema.org/draft-07/schema#"
 """What we use of JSON schema means the same in all drafts. Airflow proves a Param's schema sound each time it looks at
-a value, some fifty times when it reads a DAG: against this draft that takes a quarter of the time of the newest."""
+a value, 487 times while it reads dags/: with this draft a look takes a third of what it takes with the newest."""
 
 
 @cache

@@ -122,6 +122,13 @@ def test_a_task_sees_the_settings_of_the_pipeline_and_its_marks(
     assert seen["QWEN_PIPELINE_PART"] == "airflow-scheduler"
 
 
+def test_no_environment_of_a_task_holds_a_secret(
+    seen: dict[str, str], airflow: Airflow, postgres: Cluster
+) -> None:
+    secrets = [airflow.password, postgres.url("airflow").split("@")[0].rpartition(":")[2]]
+    assert not any(secret in str(seen) for secret in secrets)
+
+
 def test_a_value_that_does_not_fit_the_params_is_refused(api: AirflowApi) -> None:
     with pytest.raises(InputError, match="less than the minimum of 1"):
         api.trigger("good", {"number": 0})

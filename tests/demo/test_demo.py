@@ -49,13 +49,15 @@ class Demo:
         return self.log.read_text(errors="replace")
 
     def wait_until_it_says(self, pattern: str, deadline_s: float) -> None:
-        self.wait_for(lambda: bool(re.search(pattern, self.said, re.MULTILINE)), deadline_s)
+        self.wait_for(
+            f"it says {pattern!r}", lambda: bool(re.search(pattern, self.said, re.MULTILINE)), deadline_s
+        )
 
-    def wait_for(self, happened: Callable[[], bool], deadline_s: float) -> None:
+    def wait_for(self, what: str, happened: Callable[[], bool], deadline_s: float) -> None:
         deadline = time.monotonic() + deadline_s
         while not happened():
-            assert self.process.poll() is None, f"the demo ended too early:\n{self.said}"
-            assert time.monotonic() < deadline, f"{deadline_s} s were not enough:\n{self.said}"
+            assert self.process.poll() is None, f"the demo ended before {what}:\n{self.said}"
+            assert time.monotonic() < deadline, f"not in {deadline_s} s: {what}\n{self.said}"
             time.sleep(0.2)
 
     def interrupt(self) -> None:
@@ -120,7 +122,7 @@ def assert_nothing_runs() -> None:
 def test_interrupted_finished_and_mended():
     interrupted = Demo("interrupted")
     interrupted.wait_until_it_says(r"^start +running", deadline_s=900)
-    interrupted.wait_for(a_worker_runs, deadline_s=120)
+    interrupted.wait_for("a worker runs", a_worker_runs, deadline_s=120)
     interrupted.interrupt()
     assert interrupted.wait(120) == 130
     assert_nothing_runs()

@@ -1,4 +1,4 @@
-"""The pool with the real vLLM on CPU and a tiny real checkpoint: one worker, because a start costs 90 s of a core.
+"""The pool with the real vLLM on CPU and a tiny real checkpoint: one worker, because starts are dear.
 
 `test_real_workers.py` has two, on a machine that is asked to (`REAL_WORKERS=1`).
 """
