@@ -2,10 +2,13 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 
 
-.PHONY: setup lock lint test bench chaos demo down
+.PHONY: setup flags lock lint test bench chaos demo down
 
 setup:                 ## the environments, as their locks say; make setup WITH=autoawq makes that one as well
 	@$(PYTHON) environments/setup.py setup $(if $(WITH),--with "$(WITH)")
+
+flags:                 ## what the vLLM of another environment can be told: make flags OF=/opt/vllm/bin/python
+	@$(PYTHON) environments/setup.py flags $(if $(OF),--python "$(OF)")
 
 lock:                  ## resolves the locks again; make lock UPGRADE=1 takes the newest versions
 	@$(PYTHON) environments/setup.py lock $(if $(UPGRADE),--upgrade)

@@ -1,6 +1,6 @@
 """Airflow's cluster policy: with a queue for each node, a task that acts on a node goes to that node's queue.
 
-Airflow finds this file in a folder on PYTHONPATH (docs/dgx.md). A nightly DAG knows its node when it is read; a run
+Airflow finds this file in a folder on PYTHONPATH (docs/nightly.md). A nightly DAG knows its node when it is read; a run
 that is started from the form or over REST says it in its conf, and without that its DAG's Param does.
 """
 
@@ -11,7 +11,7 @@ _OURS = "qwen"
 
 
 def task_instance_mutation_hook(task_instance: Any, dag_run: Any = None) -> None:
-    """Called by the scheduler for every task of a new run."""
+    """Called for every task of a new run: by the scheduler, and by the API server for one started by hand."""
     from tasks import settings
     from tasks.stage_list import ON_THE_NODE
 

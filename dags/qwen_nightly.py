@@ -5,6 +5,8 @@ where the schedule is, and stay what they were when a run is cleared or runs lat
 runs of different ones wait for each other's devices in the order in which they came.
 """
 
+from datetime import date
+
 import pendulum
 from airflow.sdk import DAG, CronTriggerTimetable, task
 from airflow.sdk.exceptions import AirflowTimetableInvalid
@@ -16,8 +18,8 @@ from run_notifications import notifications
 from tasks import settings
 from tasks.spec.nightly import Nightly, Refused, read_folder
 
-# Before this no night is made up for; a DAG's catchup begins when it is first unpaused.
-_BEGINNING = (2026, 1, 1)
+# Of a schedule that does not say when it begins: it makes up for nothing, so any day of the past will do.
+_LONG_AGO = date(2026, 1, 1)
 
 
 def nightly(one: Nightly) -> DAG:
@@ -25,10 +27,11 @@ def nightly(one: Nightly) -> DAG:
     zone = one.schedule.timezone
     nights = CronTriggerTimetable(one.schedule.cron, timezone=zone)
     nights.validate()
+    start = one.schedule.start or _LONG_AGO
     dag = DAG(
         f"qwen_nightly_{one.name}",
         schedule=nights,
-        start_date=pendulum.datetime(*_BEGINNING, tz=zone),
+        start_date=pendulum.datetime(start.year, start.month, start.day, tz=zone),
         catchup=one.schedule.catchup,
         max_active_runs=1,
         params=run_spec_params(one.spec),

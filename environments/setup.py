@@ -50,8 +50,8 @@ class Environment:
     every place it can come from."""
     local: str | None = None
     """A requirement file that names a package of this repository, installed beside `tasks`."""
-    after: Callable[["Environment", Path], None] | None = None
-    """What else is made once the packages are there."""
+    after: Callable[[Path, Path], None] | None = None
+    """What else is made once the packages are there: gets the environment's path, and that of its log."""
 
     @property
     def lock(self) -> Path:
@@ -66,13 +66,19 @@ class Environment:
         return self.path / "setup-stamp"
 
 
-def write_vllm_flags(environment: Environment, log: Path) -> None:
+def write_vllm_flags(environment: Path, log: Path) -> None:
     """Caches the options that the installed `vllm serve` knows, because asking it costs 13 CPU seconds.
 
     Writes vllm-flags.json: {"version": version, "flags": ["--additional-config", ...]}.
+
+    Raises:
+        Failed: there is no vLLM, or it does not start, or it shows its options in another way.
     """
-    vllm = environment.path / "bin" / "vllm"
-    shown = environment.path / "vllm-help.txt"
+    vllm = environment / "bin" / "vllm"
+    installed = [found.name for found in environment.glob("lib/*/site-packages/vllm-*.dist-info")]
+    if not (vllm.exists() and installed):
+        raise Failed(f"there is no vLLM in {environment}: install its CUDA build there first (docs/dgx.md)")
+    shown = environment / "vllm-help.txt"
     quiet = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
     with shown.open("wb") as output:
         run_logged([str(vllm), "serve", "--help=all"], log, output=output, extra=quiet)
@@ -84,10 +90,9 @@ def write_vllm_flags(environment: Environment, log: Path) -> None:
             flags.update(re.findall(r"(?:^|\s)(--[a-z0-9][a-z0-9_-]*)", line[2:].split("   ")[0]))
     if not {"--host", "--port", "--max-model-len"} <= flags:
         raise Failed(f"'vllm serve --help=all' does not show its options as expected; see {log}")
-    installed = [found.name for found in environment.path.glob("lib/*/site-packages/vllm-*.dist-info")]
     version = installed[0].removeprefix("vllm-").removesuffix(".dist-info")
     content = json.dumps({"version": version, "flags": sorted(flags)}, indent=1) + "\n"
-    (environment.path / "vllm-flags.json").write_text(content, encoding="utf-8")
+    (environment / "vllm-flags.json").write_text(content, encoding="utf-8")
 
 
 # The slowest first: pyspark comes as source and is built, on one core.
@@ -114,7 +119,7 @@ OPTIONAL = (
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("verb", choices=("setup", "check", "lock"), nargs="?", default="setup")
+    parser.add_argument("verb", choices=("setup", "check", "lock", "flags"), nargs="?", default="setup")
     parser.add_argument("--upgrade", action="store_true", help="lock: take the newest that is allowed")
     parser.add_argument(
         "--with",
@@ -124,9 +129,17 @@ def main() -> int:
         choices=[environment.name for environment in OPTIONAL],
         help="setup: an optional environment as well",
     )
+    parser.add_argument(
+        "--python", type=Path, help="flags: the interpreter of an environment with a vLLM of your own"
+    )
     arguments = parser.parse_args()
+    if (arguments.verb == "flags") != (arguments.python is not None):
+        parser.error("flags needs --python, and nothing else does")
     try:
         machine.check_python()
+        if arguments.python:
+            read_flags(arguments.python)
+            return 0
         hold_lock()
         machine.bring_what_is_missing()
         uv = Uv.bring(ENVS / "uv", HERE / "uv.txt")
@@ -185,6 +198,16 @@ def check_all(uv: Uv) -> None:
         )
 
 
+def read_flags(python: Path) -> None:
+    """For an environment that was not made here, as one with vLLM's CUDA build."""
+    log = ENVS / "logs" / "flags.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_bytes(b"")
+    environment = python.absolute().parent.parent
+    write_vllm_flags(environment, log)
+    print(f"flags: {environment / 'vllm-flags.json'} written")
+
+
 def make(environment: Environment, uv: Uv) -> None:
     """Makes `environment` anew, or brings it up to its lock when it was whole and is still in its place."""
     log = ENVS / "logs" / f"{environment.name}.log"
@@ -203,7 +226,7 @@ def make(environment: Environment, uv: Uv) -> None:
         files.append(HERE / environment.local)
     uv.run(["pip", "sync", "--python", str(environment.python), *map(str, files)], log)
     if environment.after:
-        environment.after(environment, log)
+        environment.after(environment.path, log)
     unfinished = environment.stamp.with_suffix(".new")
     unfinished.write_text("\n".join(whole) + "\n", encoding="utf-8")
     unfinished.replace(environment.stamp)

@@ -197,7 +197,7 @@ def _end(ledger: Ledger, settings: Settings, found: _Found, why: str) -> Reaped:
             pools.end(claim, found.pool.pool_id, f"reaped: {why}")
         try:
             released, missing = _release(claim, settings, found, why), ""
-        except StageFailed as error:
+        except (StageFailed, Busy) as error:
             released, missing = None, str(error)
         claim.finish("failed" if missing else "done", missing or why, {"processes": len(found.processes)})
     finally:
@@ -229,6 +229,7 @@ def _release(claim: Claim, settings: Settings, found: _Found, why: str) -> int |
 
     Raises:
         StageFailed: something of the old layout is missing: it is recorded, and the next round goes on.
+        Busy: somebody cuts the node's GPUs at this moment; so does the next round.
     """
     if found.lease is None or why == "its keeper is dead":
         return None

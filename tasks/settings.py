@@ -37,6 +37,11 @@ class Quota(BaseModel):
     tokens_per_day: int | None = Field(default=None, ge=1)
 
 
+def _beside_the_interpreter(given: dict[str, Any]) -> Path:
+    interpreter: Path = given["python_serving"]
+    return interpreter.parent.parent / "vllm-flags.json"
+
+
 class Settings(BaseSettings):
     """The deployment's settings; frozen, because a run must not see them change under it."""
 
@@ -97,16 +102,19 @@ class Settings(BaseSettings):
     """The other converter, which few need; `make setup WITH=autoawq` makes its environment."""
 
     python_serving: Path = REPOSITORY / ".envs/serving/bin/python"
-    """Runs vLLM; point it at a CUDA build on a node with GPUs, with this project installed (--no-deps) beside it."""
+    """Runs vLLM; point it at a CUDA build on a node with GPUs, with this project installed (--no-deps) beside it
+    (docs/dgx.md)."""
 
     python_spark: Path = REPOSITORY / ".envs/spark/bin/python"
     """Drives Spark and runs its Python workers; pyspark clashes with what Airflow's provider requires."""
 
-    serving_flags: Path = REPOSITORY / ".envs/serving/vllm-flags.json"
-    """The flags that the installed vLLM knows, read once at set-up because importing vllm takes 13 s."""
+    serving_flags: Path = Field(default_factory=_beside_the_interpreter)
+    """The flags that the installed vLLM knows, read once (`make flags`) because importing vllm takes 13 s. Default:
+    vllm-flags.json in the environment of `python_serving`."""
 
     spark_master: str = "local[2]"
-    """Where Spark runs; an Airflow connection overrides it in the DAG."""
+    """Where Spark runs. The DAG submits to the Airflow connection `spark_default`: name the same master in both,
+    because checks and `spark_cores` go by this one."""
 
     spark_cores: int | None = Field(default=None, ge=1)
     """Tasks that ask at once, each with an event loop of its own; one fills a GPU. null: what the master offers when
@@ -348,6 +356,14 @@ class Settings(BaseSettings):
                 f"the deployment secret {path} holds {len(content)} bytes; at least 16 are needed"
             )
         return content
+
+
+def variable(name: str) -> str:
+    """The environment variable that holds the setting `name`."""
+    field = Settings.model_fields.get(name)
+    if field is not None and isinstance(field.validation_alias, str):
+        return field.validation_alias
+    return name if field is None else f"{Settings.model_config['env_prefix']}{name.upper()}"
 
 
 @cache

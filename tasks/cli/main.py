@@ -8,6 +8,7 @@ import argparse
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,10 +18,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pydantic import ValidationError
+from pydantic_settings import SettingsError
 
 from tasks import settings as deployment
 from tasks.errors import InputError, StageError
-from tasks.settings import Settings
+from tasks.settings import Settings, variable
 from tasks.spec import RunSpec, read
 from tasks.stage_list import STAGES
 
@@ -180,6 +182,12 @@ def _report(options: argparse.Namespace, settings: Settings) -> Answer:
     return Answer(*report(settings, name))
 
 
+def _close(options: argparse.Namespace, settings: Settings) -> Answer:
+    from tasks.cli.close import close
+
+    return Answer(*close(settings, options.run))
+
+
 def _spec(options: argparse.Namespace) -> RunSpec | None:
     if options.spec is not None:
         return read(options.spec)
@@ -206,8 +214,14 @@ def _date(text: str | None) -> datetime:
 def _settings() -> Settings:
     try:
         return deployment.current()
+    except SettingsError as error:
+        named = re.search(r'"(\w+)"', str(error))
+        place = variable(named[1]) if named else str(error)
+        raise InputError(
+            f"a setting in the environment is wrong:\n  {place}: this is no JSON, as lists and objects are written"
+        ) from None
     except ValidationError as error:
-        lines = [f"  QWEN_PIPELINE_{str(item['loc'][0]).upper()}: {item['msg']}" for item in error.errors()]
+        lines = [f"  {variable(str(item['loc'][0]))}: {item['msg']}" for item in error.errors()]
         raise InputError("\n".join(["a setting in the environment is wrong:", *lines])) from None
 
 
@@ -249,6 +263,8 @@ def _parser() -> argparse.ArgumentParser:
     report = _verb(verbs, "report", "Rows, tokens and time of a run.", _report)
     report.add_argument("--spec", type=Path, metavar="FILE")
     report.add_argument("--run", metavar="NAME")
+    close = _verb(verbs, "close", "Say that a run by hand is over: done, or failed.", _close)
+    close.add_argument("--run", metavar="NAME", required=True)
     status = _verb(verbs, "status", "What is held, running and done.", _status)
     status.add_argument("--run", metavar="NAME", help="one run with its stages and workers")
     status.add_argument("--log", metavar="WORKER", help="with --run: a worker's log, or `keeper`'s")

@@ -87,6 +87,7 @@ def give_back(claim: Claim, settings: Settings, lease: Lease, reason: str) -> li
 
     Raises:
         StageFailed: something of the old layout is missing; it is recorded, and the lease stays for a later try.
+        Busy: somebody else cuts the node's GPUs at this moment.
     """
     done, missing = cutting.bring_back(claim, settings, lease)
     if missing:

@@ -157,8 +157,8 @@ def _memory(context: Context, layout: CpuLayout) -> str:
     cache_mb = context.run.spec.serving.kv_cache_memory_mb
     if cache_mb is None:
         raise InputError(
-            "serving.kv_cache_memory_mb: on CPU it must be set, because vLLM would take a share of the whole "
-            "memory for each worker; 512 is a good start"
+            "serving.kv_cache_memory_mb: on CPU it must be set, because there is no device of the worker's own "
+            "that it could be a share of; 512 is a good start"
         )
     each = _WORKER_BASE_BYTES + cache_mb * (1 << 20)
     there, whose = _memory_bytes()

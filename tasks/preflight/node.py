@@ -17,9 +17,8 @@ from tasks.contract import Context
 from tasks.errors import InputError, StageError, StageFailed
 from tasks.preflight.check import Check, Poor, look
 from tasks.preflight.layout import workers
-from tasks.serving import flags
 from tasks.settings import Settings
-from tasks.spec import CpuLayout, MigLayout, TensorParallelLayout
+from tasks.spec import CpuLayout, TensorParallelLayout
 
 _GIB = 1 << 30
 
@@ -32,9 +31,6 @@ _CONNECTIONS_PER_SEQUENCE = 4
 _CLOCK_OFF_S = 5.0
 _SHM_PER_RANK = _GIB
 """NCCL's and vLLM's buffers of one rank; containers get 64 MiB in all unless told otherwise."""
-
-_MIG_UUIDS_SINCE = (0, 24)
-"""vLLM that takes a MIG device's UUID in CUDA_VISIBLE_DEVICES (docs/dgx.md)."""
 
 
 def node_checks(context: Context) -> list[Check]:
@@ -54,8 +50,6 @@ def node_checks(context: Context) -> list[Check]:
         look("power limit", "the card's default", lambda: _of_gpus(settings, _power_limit)),
         look("persistence mode", "on", lambda: _of_gpus(settings, _persistence)),
     ]
-    if isinstance(layout, MigLayout):
-        checks.append(look("vLLM and MIG", "0.24 or later", lambda: _vllm_takes_mig(settings)))
     if isinstance(layout, TensorParallelLayout) and layout.tensor_parallel > 1:
         ranks = layout.tensor_parallel
         checks += [
@@ -202,17 +196,6 @@ def _persistence(pynvml: Any, gpu: Any) -> Poor | None:
         "off",
         "start nvidia-persistenced, or `nvidia-smi -pm 1`: without it the driver unloads between workers",
     )
-
-
-def _vllm_takes_mig(settings: Settings) -> str:
-    version = flags.version(settings.serving_flags)
-    numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit())
-    if len(numbers) == 2 and numbers < _MIG_UUIDS_SINCE:
-        raise StageFailed(
-            f"vLLM {version} does not take MIG devices by their UUID: install 0.24 or later in the serving "
-            f"environment"
-        )
-    return version
 
 
 def _nccl(settings: Settings) -> str:

@@ -1,6 +1,7 @@
 """`serving.extra_args`: checked against the flags that the installed vLLM knows.
 
-Importing vllm takes 13 s, so its flags are read once at set-up and kept in a file (`settings.serving_flags`).
+Importing vllm takes 13 s, so its flags are read once (`make setup`, or `make flags` for an environment of one's own)
+and kept in a file (`settings.serving_flags`).
 """
 
 import json
@@ -52,7 +53,11 @@ def check(extra_args: Mapping[str, Any], path: Path) -> None:
         return
     flags = known(path)
     if flags is None:
-        log.warning("%s is missing or unreadable, so serving.extra_args is not checked; run make setup", path)
+        log.warning(
+            "%s is missing or unreadable, so serving.extra_args is not checked: run `make flags OF=PYTHON` with "
+            "the interpreter of the serving environment",
+            path,
+        )
     problems = []
     for given in extra_args:
         name = _normal(given)

@@ -2,13 +2,15 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from tasks.errors import InputError
 from tasks.spec.model import RunSpec
+
+Kind = TypeVar("Kind", bound=BaseModel)
 
 
 def read(path: Path) -> RunSpec:
@@ -34,11 +36,20 @@ def parse(document: Mapping[str, Any], source: str = "the spec") -> RunSpec:
     Raises:
         InputError: a field is unknown, missing or out of range; all of them are named at once.
     """
+    return checked(RunSpec, document, source, "a run spec")
+
+
+def checked(kind: type[Kind], document: Mapping[str, Any], source: str, called: str) -> Kind:
+    """The same for a spec of another kind.
+
+    Raises:
+        InputError: as `parse`.
+    """
     try:
-        return RunSpec.model_validate(document)
+        return kind.model_validate(document)
     except ValidationError as error:
         lines = [f"  {_place(item['loc'])}: {_reason(dict(item))}" for item in error.errors()]
-        raise InputError("\n".join([f"{source} is not a run spec:", *lines])) from None
+        raise InputError("\n".join([f"{source} is not {called}:", *lines])) from None
 
 
 def _place(location: tuple[int | str, ...]) -> str:

@@ -70,7 +70,7 @@ class Convert(Part):
     n_grid: int = Field(default=20, ge=4, le=100)
     """How many scales awq tries for each group of layers (llm-compressor only): most of its time is spent on them."""
     gate: Gate = Gate()
-    """What the release must hold to be published."""
+    """What the release must hold to be published; null is the scheme's own limit (docs/weights.md)."""
 
 
 class MigLayout(Part):
@@ -165,7 +165,7 @@ class Serving(Part):
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     """`fp8` halves the KV cache; on Ampere it saves memory only."""
     kv_cache_memory_mb: int | None = Field(default=None, ge=16)
-    """KV cache of one worker in MiB; null: from gpu_memory_utilization. Always set it on CPU."""
+    """KV cache of one worker in MiB; null: what gpu_memory_utilization leaves. Required on CPU."""
     gpu_memory_utilization: float = Field(default=0.85, gt=0.0, le=0.98)
     """Share of the slot's memory that a worker may take; headroom avoids an out-of-memory that is hard to read."""
     kv_offload_gb: float | None = Field(default=None, gt=0.0)
@@ -295,8 +295,8 @@ class Limits(Part):
     """When a run stops itself, and what it may publish."""
 
     deadline: Until = "6h"
-    """When the answers are to be there: a time from the run's start, or the next time that the wall's clock shows
-    (`07:00`, in the DAG's time zone)."""
+    """When the answers are to be there: a time from the run's start, the next time that the wall's clock shows
+    (`07:00`, in the DAG's time zone), or a moment (`2026-12-01T07:00+01:00`)."""
     wind_down: Duration | None = None
     """So long before the deadline no row is started any more: those in flight finish, and what is there is published
     in time. null: a twentieth of the time to the deadline, at most 5m."""

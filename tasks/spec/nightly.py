@@ -11,12 +11,13 @@ The file's name is the name of its DAG. A file that is wrong never takes the oth
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from zoneinfo import ZoneInfo
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from tasks.errors import InputError
 from tasks.spec.document import parse
@@ -34,7 +35,10 @@ class Schedule(BaseModel):
     """Of the cron expression, and of the dates in the spec: `{{ ds }}` is the day on the wall there."""
     catchup: bool = False
     """Whether nights that were missed (the scheduler was down, the DAG paused) are made up for, each on its own.
-    false: the last one only."""
+    false: the last one only, at once when the DAG is switched on."""
+    start: date | None = None
+    """The first day, on the wall, for which there is a run; needed with `catchup`, lest a new file runs every night
+    of the past."""
 
     @field_validator("timezone")
     @classmethod
@@ -44,6 +48,12 @@ class Schedule(BaseModel):
         except (KeyError, OSError, ValueError):
             raise ValueError("no such time zone; names are as Europe/Berlin") from None
         return value
+
+    @model_validator(mode="after")
+    def _knows_what_to_catch_up_with(self) -> Self:
+        if self.catchup and self.start is None:
+            raise ValueError("`catchup: true` needs `start`, the first day for which there is a run")
+        return self
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from tasks.spec.document import parse
+from tasks.spec.document import checked, parse
 from tasks.spec.model import (
     LIMITS,
     NO_BATCH,
@@ -35,8 +35,8 @@ class PoolSpec(Part):
     tenant: Name = Field(default="default", json_schema_extra=section(WHO))
     """Who pays; the pool's devices count for the tenant's quota as long as it is kept."""
     until: Until | None = Field(default="8h", json_schema_extra=section(LIMITS))
-    """When the pool ends: a time from its start, or the next time that the wall's clock shows (`18:00`, in the DAG's
-    time zone). null: when somebody stops it."""
+    """When the pool ends: a time from its start, the next time that the wall's clock shows (`18:00`, in the DAG's time
+    zone), or a moment (`2026-12-01T18:00+01:00`). null: when somebody stops it."""
     wait: Duration = Field(default="12h", json_schema_extra=section(LIMITS))
     """How long the run may wait for devices that another one holds. It holds nothing then."""
     model: Model = Field(json_schema_extra=section(WEIGHTS))
@@ -53,8 +53,8 @@ def parse_pool(document: Mapping[str, Any], source: str = "the spec") -> RunSpec
     Raises:
         InputError: a field is unknown, missing or out of range; all of them are named at once.
     """
-    given = {"until": "8h", "wait": "12h", **document}
-    until, wait = given.pop("until"), given.pop("wait")
+    asked = checked(PoolSpec, document, source, "the spec of a pool").model_dump(mode="json", by_alias=True)
+    until, wait = asked.pop("until"), asked.pop("wait")
     # A pool serves until its last second: nothing is to be finished or published after it.
-    limits = {"deadline": _UNTIL_STOPPED if until is None else until, "wait": wait, "wind_down": "1s"}
-    return parse({**given, "batch": _NO_BATCH, "limits": limits}, source)
+    limits = {"deadline": until or _UNTIL_STOPPED, "wait": wait, "wind_down": "1s"}
+    return parse({**asked, "batch": _NO_BATCH, "limits": limits}, source)

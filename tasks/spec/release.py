@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from tasks.spec.document import parse
+from tasks.spec.document import checked, parse
 from tasks.spec.model import NO_BATCH, WEIGHTS, WHO, WORKERS, Convert, Model, Name, Part, RunSpec, section
 
 _WITHOUT: Mapping[str, Any] = {
@@ -34,5 +34,5 @@ def parse_release(document: Mapping[str, Any], source: str = "the spec") -> RunS
     Raises:
         InputError: a field is unknown, missing or out of range; all of them are named at once.
     """
-    given = {name: value for name, value in document.items() if name not in _WITHOUT}
-    return parse({**given, **_WITHOUT}, source)
+    asked = checked(ReleaseSpec, document, source, "the spec of a release")
+    return parse({**asked.model_dump(mode="json", by_alias=True), **_WITHOUT}, source)

@@ -33,6 +33,8 @@ def type_of(schema: dict[str, Any]) -> str:
         return " ".join(f"`{json.dumps(value)}`" for value in schema["enum"])
     if "anyOf" in schema:
         return " or ".join(type_of(one) for one in schema["anyOf"])
+    if "enum" in schema.get("items", {}):
+        return f"array of {type_of(schema['items'])}"
     limits = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
     bounds = " ".join(f"{sign} {schema[key]}" for key, sign in limits.items() if key in schema)
     return f"{schema.get('type', 'any')} {bounds}".strip()

@@ -103,6 +103,12 @@ def test_a_wrong_setting_is_named(home, monkeypatch, capsys):
     assert "QWEN_PIPELINE_LEASE_S" in capsys.readouterr().err
 
 
+def test_a_list_that_is_no_json_is_named(home, monkeypatch, capsys):
+    monkeypatch.setenv("QWEN_PIPELINE_NODES", "dgx-01")
+    assert main(["status"]) == 2
+    assert "QWEN_PIPELINE_NODES: this is no JSON" in capsys.readouterr().err
+
+
 def test_an_unknown_verb_ends_with_2(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["pulbish"])

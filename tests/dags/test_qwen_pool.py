@@ -47,7 +47,9 @@ def test_the_pool_ends_when_the_spec_says():
 
 
 def test_its_spec_is_refused_like_a_run_spec():
-    with pytest.raises(InputError, match=r"limits\.deadline"):
+    with pytest.raises(InputError, match=r"is not the spec of a pool:\n  until: "):
         parse_pool({**POOL, "until": "soon"})
     with pytest.raises(InputError, match="no such field"):
         parse_pool({**POOL, "untill": "18:00"})
+    with pytest.raises(InputError, match=r"\n  limits: there is no such field"):
+        parse_pool({**POOL, "limits": {"wait": "1h"}})

@@ -39,3 +39,5 @@ def test_its_spec_is_refused_like_a_run_spec():
     assert (spec.model.repo, spec.convert.scheme) == ("Qwen/Q", "fp8")
     with pytest.raises(InputError, match=r"\n  convert\.scheem"):
         parse_release({"model": {"repo": "Qwen/Q"}, "convert": {"scheem": "fp8"}})
+    with pytest.raises(InputError, match=r"is not the spec of a release:\n  serving: there is no such field"):
+        parse_release({"model": {"repo": "Qwen/Q"}, "serving": {"max_model_len": 512}})

@@ -123,14 +123,6 @@ def test_more_ranks_than_one_need_nccl(context: Context, tmp_path: Path) -> None
     )
 
 
-@pytest.mark.parametrize(("version", "ok"), [("0.23.1", False), ("0.24.0+cu130", True), ("1.2", True)])
-def test_mig_needs_a_vllm_that_takes_uuids(context: Context, tmp_path: Path, version: str, ok: bool) -> None:
-    known = tmp_path / "flags.json"
-    known.write_text(f'{{"version": "{version}", "flags": []}}')
-    found = look_at(context, {"mig": {"1g.10gb": 1}}, serving_flags=known)["vLLM and MIG"]
-    assert found.ok is ok
-
-
 def test_the_table_holds_what_found_needed_and_what_to_do() -> None:
     checks = [
         Check("clock", "9 s off", "within 5 s", to_do="let chrony keep it"),

@@ -33,6 +33,7 @@ def test_a_file_is_a_schedule_and_a_run_spec_under_the_files_name(tmp_path):
         ("tenant:", "tennant:", "tennant: there is no such field"),
         ("layout: {cpu: 1}", "layout: {cpu: 0}", "layout.cpu"),
         ("spec:", "spec: [", "not YAML"),
+        ("Europe/Berlin}", "UTC, catchup: true}", "schedule: `catchup: true` needs `start`, the first day"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path, before, after, named):
