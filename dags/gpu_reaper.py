@@ -1,6 +1,6 @@
 """Ends what outlived its lease or its run, on every node, every few minutes.
 
-The second line of defence: the first is a timer of each node's service manager (docs/dgx.md), which needs no
+The second line of defence: the first is a timer of each node's service manager (docs/deployment.md), which needs no
 Airflow. Safe at any time, and twice at once.
 """
 

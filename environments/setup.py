@@ -77,7 +77,9 @@ def write_vllm_flags(environment: Path, log: Path) -> None:
     vllm = environment / "bin" / "vllm"
     installed = [found.name for found in environment.glob("lib/*/site-packages/vllm-*.dist-info")]
     if not (vllm.exists() and installed):
-        raise Failed(f"there is no vLLM in {environment}: install its CUDA build there first (docs/dgx.md)")
+        raise Failed(
+            f"there is no vLLM in {environment}: install its CUDA build there first (docs/deployment.md)"
+        )
     shown = environment / "vllm-help.txt"
     quiet = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
     with shown.open("wb") as output:

@@ -103,7 +103,7 @@ class Settings(BaseSettings):
 
     python_serving: Path = REPOSITORY / ".envs/serving/bin/python"
     """Runs vLLM; point it at a CUDA build on a node with GPUs, with this project installed (--no-deps) beside it
-    (docs/dgx.md)."""
+    (docs/deployment.md)."""
 
     python_spark: Path = REPOSITORY / ".envs/spark/bin/python"
     """Drives Spark and runs its Python workers; pyspark clashes with what Airflow's provider requires."""

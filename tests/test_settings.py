@@ -23,6 +23,12 @@ def test_two_homes_are_two_deployments(tmp_path):
     assert Settings(home=tmp_path / "a").deployment != Settings(home=tmp_path / "b").deployment
 
 
+def test_the_flags_that_are_known_are_those_of_the_vllm_that_serves(tmp_path):
+    other = Settings(home=tmp_path, python_serving=Path("/opt/vllm/bin/python"))
+    assert other.serving_flags == Path("/opt/vllm/vllm-flags.json")
+    assert other.serving_flags != Settings(home=tmp_path).serving_flags
+
+
 def test_a_secret_that_others_can_read_is_refused(tmp_path):
     secret = tmp_path / "secret"
     secret.write_text("0123456789abcdef0123456789abcdef")

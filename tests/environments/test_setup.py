@@ -2,6 +2,7 @@
 set-up to work is done in a copy whose uv is a script."""
 
 import fcntl
+import json
 import os
 import signal
 import subprocess
@@ -133,6 +134,21 @@ def test_all_environments_are_made_and_then_left_alone(checkout):
     calls(checkout)
     assert NOTHING in finish(start(checkout))
     assert calls(checkout) == []
+
+
+def test_flags_of_a_vllm_that_was_not_made_here_are_written_beside_it(checkout, tmp_path):
+    finish(start(checkout))
+    own = tmp_path / "own"
+    copytree(checkout / ".envs/serving", own, symlinks=True)
+    (own / "vllm-flags.json").unlink()
+    command = [sys.executable, checkout / "environments/setup.py", "flags", "--python", own / "bin/python"]
+    subprocess.run(command, check=True, timeout=60)
+    assert json.loads((own / "vllm-flags.json").read_text())["version"] == "1.2.3"
+
+    (own / "bin/vllm").unlink()
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    assert f"there is no vLLM in {own}" in ended.stderr
 
 
 def test_a_changed_lock_touches_its_own_environment_only_and_in_place(checkout):
