@@ -3,6 +3,7 @@ succeeded.
 
 Keeps:
 - a change that fails leaves the layout that was there before it, or says what of it is missing;
+- a change whose asker is gone ends like its asker: where it is, and under the lock for which its successor waits;
 - an instance in use is not destroyed: asked before, and refused by the driver;
 - NVML is initialised anew before the result is read, because destroyed MIG devices stay enumerable otherwise
   (libcudacxx #224); what was destroyed is looked for, because success is reported also where remnants stay
@@ -58,15 +59,21 @@ class _Failed(Exception):
         self.kind = kind
 
 
-def carry_out(steps: Sequence[Step], settings: Settings) -> Report:
+def carry_out(
+    steps: Sequence[Step], settings: Settings, is_wanted: Callable[[], bool] = lambda: True
+) -> Report:
     """Do `steps` in this process, or none of them. What is already as a step wants it is left so.
+
+    Args:
+        is_wanted: asked before each step. Once it says no, nothing more is done, and nothing taken back: whoever
+            acts after the one who wanted it goes on from what is there.
 
     Raises:
         Busy: somebody else changes GPUs of this node right now.
     """
     with lock.held(lock_path(settings), "a change of the MIG layout", settings.lock_wait_s):
         before = {gpu.uuid: gpu for gpu in inventory.read(settings).gpus}
-        change = _Change(before, settings)
+        change = _Change(before, settings, is_wanted)
         try:
             _refuse(steps, before, settings)
             change.make(steps)
@@ -74,7 +81,7 @@ def carry_out(steps: Sequence[Step], settings: Settings) -> Report:
         except (_Failed, pynvml.NVMLError, StageFailed) as error:
             kind, message = _cause(error, change)
             log.warning("%s; taking back what was done before", message)
-            return Report(message, kind, change.done, _take_back(steps, before, settings))
+            return Report(message, kind, change.done, _take_back(steps, before, settings, is_wanted))
         return Report(changes=change.done)
 
 
@@ -110,9 +117,10 @@ def _refuse(steps: Sequence[Step], gpus: Mapping[str, Gpu], settings: Settings) 
 class _Change:
     """Steps, done one after the other, with the fewest calls: what there is was read before, under the lock."""
 
-    def __init__(self, gpus: Mapping[str, Gpu], settings: Settings) -> None:
+    def __init__(self, gpus: Mapping[str, Gpu], settings: Settings, is_wanted: Callable[[], bool]) -> None:
         self._gpus = gpus
         self._settings = settings
+        self._is_wanted = is_wanted
         self._whole: dict[tuple[str, int], int] = {}
         self.done = 0
         self.now: Step | None = None
@@ -124,6 +132,8 @@ class _Change:
             with nvml.opened(self._settings):
                 handles: dict[str, Any] = {}
                 for self.now in together:
+                    if not self._is_wanted():
+                        raise _Failed("failed", f"the change was called off before the step: {self.now}")
                     uuid = self.now.gpu_uuid
                     if uuid not in handles:
                         handles[uuid] = pynvml.nvmlDeviceGetHandleByUUID(uuid)
@@ -237,13 +247,15 @@ def _look(steps: Sequence[Step], settings: Settings) -> None:
             raise _Failed("failed", f"{step.spot} is not on {gpu} although creating it was reported as done")
 
 
-def _take_back(steps: Sequence[Step], before: Mapping[str, Gpu], settings: Settings) -> tuple[str, ...]:
+def _take_back(
+    steps: Sequence[Step], before: Mapping[str, Gpu], settings: Settings, is_wanted: Callable[[], bool]
+) -> tuple[str, ...]:
     """Back to the layout before `steps`, as far as it goes; returns what is not as it was."""
     touched = {step.gpu_uuid for step in steps if step.gpu_uuid in before}
     made = {(step.gpu_uuid, step.spot) for step in steps if step.do == "create"}
     try:
         now = {gpu.uuid: gpu for gpu in inventory.read(settings).gpus if gpu.uuid in touched}
-        back = _Change(now, settings)
+        back = _Change(now, settings, is_wanted)
         for step in (step for gpu in now.values() for step in _steps_back(gpu, before[gpu.uuid], made)):
             # What cannot be taken back must not keep the rest from it.
             try:

@@ -98,7 +98,8 @@ def bring_back(claim: Claim, settings: Settings, lease: Lease) -> tuple[list[str
     After a reboot there is nothing to bring back: what exists is kept.
 
     Raises:
-        StageFailed: the driver does not answer.
+        Busy: somebody changes GPUs of this node right now.
+        StageFailed: the driver or the privileged helper does not answer.
     """
     records = {
         uuid: each for uuid, each in record.read(claim.ledger, lease.lease_id).items() if not each.restored
@@ -109,6 +110,8 @@ def bring_back(claim: Claim, settings: Settings, lease: Lease) -> tuple[list[str
     past = [uuid for uuid, each in records.items() if each.boot_id != boot]
     done = ["the node was started anew since, so what exists is kept"] if past else []
     lacking: dict[str, list[str]] = {uuid: [] for uuid in past}
+    if len(past) < len(records):
+        _wait_for_changes_under_way(settings)
     now = inventory.read(settings)
     for uuid in records.keys() - set(past):
         gpu = now.gpu(uuid)
@@ -122,6 +125,17 @@ def bring_back(claim: Claim, settings: Settings, lease: Lease) -> tuple[list[str
             done.append(f"{gpu} is as it was before")
     record.put_restored(claim, lease.lease_id, lacking)
     return done, [line for lines in lacking.values() for line in lines]
+
+
+def _wait_for_changes_under_way(settings: Settings) -> None:
+    """Until no change that this lease's run began can do anything any more: one may be starting whose asker is dead.
+
+    A GPU that looks untouched may be about to be cut. Whoever changes it does so under the lock, and once this has
+    had it, a change without its asker does nothing (`privileged`).
+    """
+    report = privileged.carry_out([], settings)
+    if report.kind != "done":
+        raise Busy(report.error) if report.kind == "busy" else StageFailed(report.error)
 
 
 def _bring_back(each: Record, gpu: Gpu, settings: Settings) -> str:

@@ -1,13 +1,20 @@
 """The helper that changes GPUs as root, for a stage that runs as nobody special: `python -I -m tasks.gpu.privileged`.
 
-Reads one JSON document {"steps": [...]} from standard input, validates it against its own view of the devices,
+Reads one line of JSON {"steps": [...]} from standard input, validates it against its own view of the devices,
 carries it out, or nothing of it, and prints the report as JSON. It creates, destroys and switches MIG mode, and
 nothing else: no path, command or setting comes from its caller (sudo clears the environment). docs/dgx.md has the
 sudoers line.
+
+Keeps: a helper does not outlive its caller by more than a step. No signal reaches it, and no claim binds it; but its
+caller holds its standard input open, and the kernel closes that whatever kills the caller. So once somebody has had
+the lock after the caller's death, nothing of what the caller wanted is done any more.
 """
 
+import fcntl
 import json
 import logging
+import os
+import select
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -23,9 +30,13 @@ from tasks.gpu.instances import Placement
 from tasks.gpu.layouts import Spot, Step
 from tasks.settings import Settings
 
+log = logging.getLogger(__name__)
+
 _MOST_BYTES = 1 << 20
 _MOST_STEPS = 512
 _HELPER_TIMEOUT_S = 300.0
+_CALLED_OFF_S = 30.0
+"""For the step that a helper is at when it is called off."""
 
 
 class _Strict(BaseModel):
@@ -71,27 +82,51 @@ def carry_out(steps: Sequence[Step], settings: Settings) -> Report:
         return change.carry_out(steps, settings)
     request = json.dumps({"steps": [step.document() for step in steps]})
     shown = " ".join(settings.mig_command)
+    ran = _ask(settings.mig_command, request, shown)
     try:
-        ran = subprocess.run(
-            settings.mig_command,
-            input=request,
-            capture_output=True,
-            text=True,
-            timeout=_HELPER_TIMEOUT_S,
-            check=False,
-        )
         answer = json.loads(ran.stdout)
         return Report(**{**answer, "left": tuple(answer["left"])})
-    except OSError as error:
-        raise StageFailed(
-            f"QWEN_PIPELINE_MIG_COMMAND ({shown}) cannot be started: {error.strerror}"
-        ) from None
-    except subprocess.TimeoutExpired:
-        raise StageFailed(f"{shown} did not end in {_HELPER_TIMEOUT_S:.0f} s; look at dmesg") from None
     except (ValueError, TypeError, KeyError):
         said = (ran.stderr.strip() or ran.stdout.strip() or "nothing").splitlines()[-1]
         raise StageFailed(
             f"{shown} ended with status {ran.returncode} and said {said!r}: is the sudoers line of docs/dgx.md there?"
+        ) from None
+
+
+def _ask(command: Sequence[str], request: str, shown: str) -> "subprocess.CompletedProcess[str]":
+    """The helper's answer; its standard input stays open until it has ended, or has taken too long."""
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w") as lifeline:
+        try:
+            # The pipe takes all of it at once, so a helper that reads nothing holds nobody up.
+            fcntl.fcntl(lifeline, fcntl.F_SETPIPE_SZ, len(request) + 1)
+            print(request, file=lifeline, flush=True)
+            helper = subprocess.Popen(
+                command, stdin=reading, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+        except OSError as error:
+            raise StageFailed(
+                f"QWEN_PIPELINE_MIG_COMMAND ({shown}) cannot be started: {error.strerror}"
+            ) from None
+        finally:
+            os.close(reading)
+        try:
+            said, log_lines = helper.communicate(timeout=_HELPER_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            log.warning("%s did not end in %.0f s: calling it off", shown, _HELPER_TIMEOUT_S)
+            lifeline.close()
+            said, log_lines = _last_answer(helper, shown)
+    return subprocess.CompletedProcess(command, helper.returncode, said, log_lines)
+
+
+def _last_answer(helper: "subprocess.Popen[str]", shown: str) -> tuple[str, str]:
+    """Of a helper that was called off. It is not killed: it is root's, and may hold a GPU half changed."""
+    try:
+        return helper.communicate(timeout=_CALLED_OFF_S)
+    except subprocess.TimeoutExpired:
+        raise StageFailed(
+            f"{shown} (pid {helper.pid}) did not end in {_HELPER_TIMEOUT_S:.0f} s and hangs in the driver since it was "
+            f"called off: look at dmesg. Should that step end after all, it does no other"
         ) from None
 
 
@@ -107,7 +142,7 @@ def parse(text: str) -> list[Step]:
 def main() -> int:
     """One request; the exit status is 0 when there is a report, whatever it says."""
     logging.basicConfig(stream=sys.stderr, level="INFO", format="%(levelname)s %(name)s: %(message)s")
-    text = sys.stdin.read(_MOST_BYTES + 1)
+    text = sys.stdin.readline(_MOST_BYTES + 1)
     try:
         if len(text) > _MOST_BYTES:
             raise ValueError("the request is too long")
@@ -115,9 +150,14 @@ def main() -> int:
     except (ValidationError, ValueError) as error:
         return _say(Report(f"the helper refuses the request: {error}", "failed"))
     try:
-        return _say(change.carry_out(steps, deployment.current()))
+        return _say(change.carry_out(steps, deployment.current(), _caller_is_there))
     except StageError as error:
         return _say(Report(str(error), "busy" if error.exit_status == 3 else "failed"))
+
+
+def _caller_is_there() -> bool:
+    """Nothing follows the request, so what can be read is the end."""
+    return not select.select([sys.stdin], [], [], 0)[0]
 
 
 def _say(report: Report) -> int:

@@ -82,9 +82,13 @@ class Node:
 
     def cut(self, counts: Mapping[str, int], index: int = 0, replace_foreign: bool = False) -> Report:
         """Plan and carry out, as a stage does, without a ledger."""
+        return change.carry_out(self.steps(counts, index, replace_foreign), self.settings)
+
+    def steps(self, counts: Mapping[str, int], index: int = 0, replace_foreign: bool = False) -> list[Step]:
+        """Only plan."""
         gpu = self.gpu(index)
         choice = planner.choose(gpu, counts, replace_foreign)
-        return change.carry_out(difference(gpu, choice.layout, choice.destroy).steps(), self.settings)
+        return difference(gpu, choice.layout, choice.destroy).steps()
 
     def gi(self, index: int, start: int) -> int:
         """The id of the GPU instance at `start`."""

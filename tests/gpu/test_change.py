@@ -1,17 +1,14 @@
 """Changes that fail: taken back, or what is left is said. Each report of the field that is about changing is here."""
 
-import json
 import os
-import subprocess
-import sys
+from contextlib import ExitStack
 
 import pynvml
-import pytest
 
-from tasks.gpu import change, inventory, privileged
+from tasks.gpu import change, inventory
 from tasks.gpu.layouts import Step, spot_of
 from tasks.gpu.simulated import control
-from tasks.settings import REPOSITORY
+from tests.runs import outputs, python, wait_until
 
 COUNTS = {"3g.40gb": 1, "1g.10gb": 2}
 
@@ -140,6 +137,14 @@ def test_steps_done_already_are_left_as_they_are(node):
     assert (report.changes, node.uuids()) == (0, before)
 
 
+def test_a_change_that_nobody_wants_any_more_stops_where_it_is(node):
+    answers = iter([True])
+    report = change.carry_out(node.steps(COUNTS), node.settings, lambda: next(answers, False))
+    assert (report.kind, report.changes, node.layout()) == ("failed", 1, ["3g.40gb@0"])
+    assert "called off before the step: create 1g.10gb at 4" in report.error
+    assert report.left == ("GPU 0: 3g.40gb (GPU instance 1) at 0-3 was not there",), "not even taken back"
+
+
 def test_every_change_takes_two_calls_and_destroying_one_four(node):
     node.library.calls.clear()
     assert node.put(0, ("3g.40gb", 0), ("1g.10gb", 4), ("1g.10gb", 5)).error == ""
@@ -151,104 +156,22 @@ def test_every_change_takes_two_calls_and_destroying_one_four(node):
     assert calls["nvmlGpuInstanceDestroy"] == calls["nvmlComputeInstanceDestroy"] == 3
 
 
-# The helper
-
-
-@pytest.fixture
-def helped(node):
-    """A node that only the helper may change: here it gets its rights from a variable, as from sudo."""
-    with node.file.changing() as state:
-        state["needs_root"] = True
-    environment = [
-        f"QWEN_PIPELINE_{name}={value}"
-        for name, value in [
-            ("NVML_AS_ROOT", 1),
-            ("NVML", node.settings.nvml),
-            ("NVML_STATE", node.settings.nvml_state),
-            ("HOME", node.settings.home),
-        ]
-    ]
-    command = ("env", *environment, sys.executable, "-I", "-m", "tasks.gpu.privileged")
-    return node.settings.model_copy(update={"mig_command": command})
-
-
-def test_the_helper_does_what_the_stage_may_not(node, helped):
-    gpu = node.gpu()
-    three = next(each for each in gpu.cut.profiles if each.name == "3g.40gb")
-    steps = [
-        Step("create", gpu.uuid, change.Spot(three.placements[0], three.profile_id, three.name)),
-    ]
-    assert privileged.carry_out(steps, node.settings).kind == "rights"
-    assert privileged.carry_out(steps, helped) == change.Report(changes=1)
-    assert node.layout() == ["3g.40gb@0"]
-
-
-@pytest.mark.parametrize(
-    "request_",
-    [
-        "not JSON",
-        {"steps": [{"do": "reset", "gpu_uuid": "GPU-" + "0" * 36}]},
-        {"steps": [{"do": "mode", "gpu_uuid": "../../etc", "on": True}]},
-        {"steps": [], "settings": {"home": "/"}},
-        {"steps": [{"do": "create", "gpu_uuid": "GPU-" + "0" * 36}]},
-        {"steps": [{"do": "mode", "gpu_uuid": "GPU-" + "0" * 36, "on": "yes"}]},
-    ],
-)
-def test_the_helper_refuses_what_is_no_plan(helped, request_):
-    text = request_ if isinstance(request_, str) else json.dumps(request_)
-    ran = subprocess.run(
-        helped.mig_command, input=text, capture_output=True, text=True, cwd=REPOSITORY, check=True
-    )
-    report = json.loads(ran.stdout)
-    assert report["kind"] == "failed"
-    assert "the helper refuses the request" in report["error"]
-
-
-def test_the_helper_validates_a_plan_against_what_it_sees_itself(node, helped, monkeypatch):
-    monkeypatch.setenv("QWEN_PIPELINE_NVML_AS_ROOT", "1")
-    node.put(0, ("3g.40gb", 0))
-    control.start_process(node.file, 0, node.gi(0, 0))
-    before = node.picture()
-    gpu = node.gpu()
-    there = spot_of(gpu.instances[0])
-    wrong = change.Spot(change.instances.Placement(2, 4), there.profile_id, there.name)
-    for step, kind in [
-        (Step("destroy", gpu.uuid, there), "busy"),
-        (Step("create", gpu.uuid, wrong), "failed"),
-        (Step("mode", gpu.uuid, on=False), "busy"),
-        (Step("mode", "GPU-" + "0" * 36, on=False), "failed"),
-    ]:
-        assert privileged.carry_out([step], helped).kind == kind
-    assert node.picture() == before
-
-
-def test_a_helper_that_does_not_answer_is_explained(node):
-    from tasks.errors import StageFailed
-
-    for command, message in [
-        (("/nowhere/helper",), "cannot be started"),
-        (
-            ("sh", "-c", "echo 'sudo: a password is required' >&2; exit 1"),
-            "a password is required.*sudoers line",
-        ),
-    ]:
-        with pytest.raises(StageFailed, match=message):
-            privileged.carry_out([], node.settings.model_copy(update={"mig_command": command}))
-
-
 def test_two_processes_that_change_one_gpu_do_it_one_after_the_other(node, tmp_path):
     code = (
-        "from pathlib import Path; import sys; from tests.gpu.node import a_node;"
-        "report = a_node(Path(sys.argv[1]), 'h100-80*2', True, lock_wait_s=60).cut({'3g.40gb': 1, '1g.10gb': 2});"
-        "print(report.kind)"
+        "from pathlib import Path; import sys; from tasks.gpu import change; from tests.gpu.node import a_node;"
+        "node = a_node(Path(sys.argv[1]), 'h100-80*2', True, lock_wait_s=60);"
+        "steps = node.steps({'3g.40gb': 1, '1g.10gb': 2});"
+        "print('planned', flush=True); input();"
+        "print(change.carry_out(steps, node.settings).kind)"
     )
-    makers = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, str(tmp_path)], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True
-        )
-        for _ in range(3)
-    ]
-    ended = [maker.communicate(timeout=60)[0].strip() for maker in makers]
+    with ExitStack() as stack:
+        makers = [stack.enter_context(python(code, str(tmp_path))) for _ in range(3)]
+        for maker in makers:
+            wait_until(lambda maker=maker: maker.stdout.readline() == "planned\n")
+        for maker in makers:
+            maker.stdin.write("\n")
+            maker.stdin.flush()
+        ended = [text.strip() for text in outputs(makers)]
     # Whoever planned on an empty GPU finds the same places taken by the same instances: done, or refused whole.
     assert set(ended) <= {"done", "failed"}
     assert "done" in ended

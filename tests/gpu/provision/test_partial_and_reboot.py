@@ -2,10 +2,12 @@
 
 import pytest
 
-from tasks.errors import StageFailed
-from tasks.gpu import inventory
+from tasks.errors import Busy, StageFailed
+from tasks.gpu import change, inventory, privileged
+from tasks.gpu.change import Report
 from tasks.gpu.simulated import control
 from tasks.ledger import leases
+from tasks.node import lock
 from tasks.reap import reap
 from tests.gpu.provision.held import MIG, held, slot_uuids
 from tests.runs import a_run
@@ -33,6 +35,26 @@ def test_a_restore_that_is_partial_is_recorded_keeps_the_lease_and_converges_lat
     control.end_processes(node.file)
     assert reap(settings).reaped[0].released == lease.lease_id
     assert (node.picture(), held(ledger)) == (before, [])
+
+
+def test_a_gpu_that_looks_as_before_is_not_given_back_while_a_change_is_under_way(
+    ledger, node, execute, monkeypatch
+):
+    """It may be the one that this run's provision had begun when it was killed."""
+    a_run(ledger, layout=MIG)
+    monkeypatch.setattr(privileged, "carry_out", lambda steps, settings: Report("killed", "failed"))
+    with pytest.raises(StageFailed, match="killed"):
+        execute("provision")
+    monkeypatch.undo()
+    (lease,) = leases.live_leases(ledger)
+    with (
+        lock.held(change.lock_path(node.settings), "what provision began", 0),
+        pytest.raises(Busy, match="what provision began"),
+    ):
+        execute("restore", lock_wait_s=0)
+    assert [one.lease_id for one in leases.live_leases(ledger)] == [lease.lease_id]
+    execute("restore")
+    assert held(ledger) == []
 
 
 def test_after_a_reboot_restore_keeps_what_exists_and_closes_the_lease(ledger, node, execute):
