@@ -8,15 +8,16 @@ run that a stage on this node is acting for at this moment.
 
 import logging
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from tasks.errors import Busy, Fenced, StageFailed
+from tasks.errors import Busy, StageError, StageFailed, Unavailable
 from tasks.gpu import restore
-from tasks.ledger import Claim, Ledger, Run, close, leases, take
+from tasks.ledger import Claim, Ledger, leases, take
 from tasks.ledger.leases import Lease
-from tasks.ledger.runs import find as find_run
+from tasks.ledger.runs import Known
+from tasks.ledger.runs import known as known_run
 from tasks.node import lock, processes
 from tasks.node.processes import Process
 from tasks.serving import leftovers, pools
@@ -70,7 +71,7 @@ class _Found:
     """What one run has on this node."""
 
     run_id: str
-    run: Run | None
+    run: Known | None
     pool: Pool | None
     lease: Lease | None
     processes: tuple[Process, ...]
@@ -86,30 +87,42 @@ def reap(settings: Settings, run_id: str | None = None, force: bool = False) -> 
     Raises:
         Unavailable: the ledger does not answer, so nobody can tell what is over; keepers end by
             their own clock.
-        StageFailed: a process of some run does not end; what could be ended was.
+        StageFailed: something of some run does not end; what could be ended was.
     """
     report = Report()
     with Ledger(settings.database_url(), settings.sql) as ledger:
         for name in sorted(_candidates(ledger, settings, run_id)):
-            forced = force and name == run_id
-            with ExitStack() as stack:
-                try:
-                    stack.enter_context(_nobody_acts_for(name, settings, forced))
-                except Busy as error:
-                    report.left_alone[name] = str(error)
-                    continue
-                found = _look(ledger, settings, name)
-                why = "a person asked for it" if forced else _why_over(found)
-                if why is None:
-                    report.left_alone[name] = _why_left_alone(found)
-                    continue
-                try:
-                    report.reaped.append(_end(ledger, settings, found, why))
-                except (StageFailed, Fenced) as error:
-                    report.failed[name] = str(error)
+            try:
+                _look_after(name, ledger, settings, force and name == run_id, report)
+            except Unavailable as error:
+                with (
+                    ledger.transaction()
+                ):  # raises it again where the ledger is away, and not only busy with this run
+                    report.failed[name] = f"run {name}: {error}"
+            except (StageError, OSError) as error:
+                report.failed[name] = f"run {name}: {error}"
+            except Exception as error:
+                # A defect that one run brings out must not keep the devices of all others.
+                log.exception("run %s could not be looked after", name)
+                report.failed[name] = f"run {name}: {type(error).__name__}: {error}"
     if report.failed:
         raise StageFailed("\n".join([*report.failed.values(), f"(besides: {report.message})"]))
     return report
+
+
+def _look_after(name: str, ledger: Ledger, settings: Settings, forced: bool, report: Report) -> None:
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(_nobody_acts_for(name, settings, forced))
+        except Busy as error:
+            report.left_alone[name] = str(error)
+            return
+        found = _look(ledger, settings, name)
+        why = "a person asked for it" if forced else _why_over(found)
+        if why is None:
+            report.left_alone[name] = _why_left_alone(found)
+        else:
+            report.reaped.append(_end(ledger, settings, found, why))
 
 
 @contextmanager
@@ -151,7 +164,7 @@ def _look(ledger: Ledger, settings: Settings, run_id: str) -> _Found:
     pool = pools.open_pool(ledger, run_id)
     return _Found(
         run_id,
-        find_run(ledger, run_id),
+        known_run(ledger, run_id),
         pool if pool is not None and pool.node == settings.node else None,
         leases.lease_of(ledger, run_id, settings.node),
         (*leftovers.keepers(run_id), *leftovers.workers(run_id, known)),
@@ -200,10 +213,10 @@ def _end(ledger: Ledger, settings: Settings, found: _Found, why: str) -> Reaped:
         except (StageFailed, Busy) as error:
             released, missing = None, str(error)
         claim.finish("failed" if missing else "done", missing or why, {"processes": len(found.processes)})
-    finally:
-        if found.run.verdict is not None:
-            # A claim opens its run; this one was only for cleaning up.
-            close(ledger, found.run_id, found.run.verdict)
+    except (StageError, OSError) as error:
+        with suppress(StageError):  # fenced, or the ledger is away: what happened before matters more
+            claim.finish("failed", str(error), {})
+        raise
     pool_id = found.pool.pool_id if found.pool else None
     return Reaped(found.run_id, why, _pids(found), pool_id, released, missing)
 

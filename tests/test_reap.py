@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from tasks.errors import StageFailed
-from tasks.ledger import close, leases, load, take
+from tasks.errors import InputError, StageFailed, Unavailable
+from tasks.ledger import Ledger, close, leases, load, take
 from tasks.node import lock, processes
 from tasks.node.processes import Process, this_process
 from tasks.reap import as_facts, reap
-from tasks.serving import leftovers
+from tasks.serving import leftovers, pools
+from tasks.serving.pools import Attempt
 from tests.runs import python
 from tests.serving.pool_world import World, make_world, wait_for
 
@@ -164,3 +165,56 @@ def test_a_run_that_cannot_be_ended_does_not_keep_others_from_being_reaped(
     with pytest.raises(StageFailed, match=r"(?s)of run a do not end.*reaped 1 run\(s\): z"):
         reap(world.settings)
     assert {lease.run_id for lease in leases.live_leases(world.ledger)} == {"a", "run-1"}
+    (claim,) = world.rows("select outcome from claim where run_id = 'a' and stage = 'reap'")
+    assert claim["outcome"] == "failed"
+
+
+def test_a_run_whose_lock_cannot_be_had_does_not_keep_others_from_being_reaped(world: World) -> None:
+    for run_id, core in (("a", 1), ("z", 2)):
+        world.add_run(run_id, cores=(core,))
+        close(world.ledger, run_id, "failed")
+    (world.settings.locks / "a-devices.lock").mkdir(parents=True)
+    with pytest.raises(StageFailed, match=r"(?s)^run a: .*Is a directory.*reaped 1 run\(s\): z"):
+        reap(world.settings)
+
+
+def test_a_ledger_that_does_not_answer_about_one_run_is_asked_about_the_others(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for run_id, core in (("a", 1), ("z", 2)):
+        world.add_run(run_id, cores=(core,))
+        close(world.ledger, run_id, "failed")
+    attempts = pools.attempts
+
+    def some_are_locked(ledger: Ledger, run_id: str) -> list[Attempt]:
+        if run_id == "a":
+            raise Unavailable("canceling statement due to lock timeout")
+        return attempts(ledger, run_id)
+
+    monkeypatch.setattr(pools, "attempts", some_are_locked)
+    with pytest.raises(StageFailed, match=r"(?s)^run a: .*lock timeout.*reaped 1 run\(s\): z"):
+        reap(world.settings)
+
+
+def test_a_run_that_an_older_version_has_frozen_is_ended_without_its_spec(world: World) -> None:
+    close(world.ledger, "run-1", "failed")
+    with world.ledger.transaction() as connection:
+        connection.execute("""update run set spec = spec || '{"a_field_of_the_past": 1}'""")
+    with pytest.raises(InputError):
+        load(world.ledger, "run-1")
+    assert [one.released for one in reap(world.settings).reaped] == [1]
+
+
+def test_a_run_that_somebody_opens_again_meanwhile_stays_open(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close(world.ledger, "run-1", "failed")
+    end = leftovers.end
+
+    def and_meanwhile(run_id: str, *others: Any, **more: Any) -> list[Process]:
+        take(world.ledger, run_id, "prepare", frozenset())
+        return end(run_id, *others, **more)
+
+    monkeypatch.setattr(leftovers, "end", and_meanwhile)
+    assert [one.released for one in reap(world.settings).reaped] == [1]
+    assert load(world.ledger, "run-1").verdict is None

@@ -35,6 +35,14 @@ class Run:
         return self.deadline - timedelta(seconds=self.spec.limits.wind_down_s(span_s))
 
 
+@dataclass(frozen=True)
+class Known:
+    """A run without its spec, which an older version may have frozen in a form that is not read any more."""
+
+    run_id: str
+    verdict: str | None
+
+
 def register(ledger: Ledger, run_id: str, spec: RunSpec, pins: dict[str, Any]) -> Run:
     """Record that `run_id` starts with `spec`; a run that has started before stays as it was frozen then."""
     document = spec.model_dump(mode="json")
@@ -77,6 +85,13 @@ def find(ledger: Ledger, run_id: str) -> Run | None:
         row["started_at"],
         row["verdict"],
     )
+
+
+def known(ledger: Ledger, run_id: str) -> Known | None:
+    """The run of that name as far as it needs no spec, or None."""
+    with ledger.transaction() as connection:
+        row = ledger.queries.run_by_id(connection, run_id=run_id)
+    return None if row is None else Known(row["run_id"], row["verdict"])
 
 
 def close(ledger: Ledger, run_id: str, verdict: str) -> None:
