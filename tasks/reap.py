@@ -95,9 +95,8 @@ def reap(settings: Settings, run_id: str | None = None, force: bool = False) -> 
             try:
                 _look_after(name, ledger, settings, force and name == run_id, report)
             except Unavailable as error:
-                with (
-                    ledger.transaction()
-                ):  # raises it again where the ledger is away, and not only busy with this run
+                # Raises it again where the ledger is away, and not only busy with this run.
+                with ledger.transaction():
                     report.failed[name] = f"run {name}: {error}"
             except (StageError, OSError) as error:
                 report.failed[name] = f"run {name}: {error}"
