@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
+import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -112,8 +113,8 @@ class Registrar:
 
     def _work(self) -> None:
         while True:
-            # When the ledger is away, what is on disk is registered when it is back.
-            with suppress(Unavailable):
+            # When the ledger is away or ails, what is on disk is registered when it is back; at the latest at the end.
+            with suppress(Unavailable, psycopg.Error):
                 self.register()
             if self._over.wait(self._every_s):
                 return

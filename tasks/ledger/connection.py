@@ -64,8 +64,9 @@ class Ledger:
         """A transaction, committed at the end of the block and rolled back when it raises.
 
         Raises:
-            Unavailable: the database cannot be reached, or went away before the commit was confirmed. Every
-                write here may be repeated, so the answer to that is to try again.
+            Unavailable: the database cannot be reached, went away before the commit was confirmed, or could not
+                do it for now (a lock, its disk, a time limit). Every write here may be repeated, so the answer to
+                that is to try again.
         """
         with self._one_thread:
             connection = self._connected()
@@ -74,7 +75,10 @@ class Ledger:
                     yield connection
             except psycopg.OperationalError as error:
                 if not connection.closed:
-                    raise
+                    raise Unavailable(
+                        f"the ledger could not do it for now ({_first_line(error)}); nothing half done was kept, "
+                        f"try again"
+                    ) from None
                 self._connection = None
                 raise Unavailable(
                     f"the connection to the ledger was lost ({_first_line(error)}); "

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+import psycopg
+
 from tasks.errors import Fenced, StageError, Unavailable
 from tasks.ledger import Claim, leases
 from tasks.ledger.connection import Connection
@@ -97,7 +99,8 @@ class Line:
                 try:
                     self._renew_when_due()
                     self._write_waiting()
-                except Unavailable as error:
+                except (Unavailable, psycopg.Error) as error:
+                    # Whatever ails the ledger: the keeper's own clock ends the pool, and not before its lease is over.
                     log.warning("the ledger does not answer: %s", error)
                     if self._closing:
                         return
