@@ -1,5 +1,6 @@
 """A node lock is held by one process, named to those who wait, and free when its holder is gone."""
 
+import errno
 import os
 import signal
 import threading
@@ -8,7 +9,7 @@ from uuid import uuid4
 import pytest
 
 from tasks.errors import Busy
-from tasks.node import processes
+from tasks.node import lock, processes
 from tasks.node.lock import held
 from tests.runs import python, wait_until
 
@@ -106,3 +107,51 @@ def test_the_new_holder_is_named_and_not_the_one_before(path):
             pass
     assert "longer" not in str(refused.value)
     assert "hold it for a test" in str(refused.value)
+
+
+def refuse(number):
+    def refused(*_):
+        raise OSError(number, os.strerror(number))
+
+    return refused
+
+
+def test_a_lock_on_a_full_disk_is_held_without_a_name(path, monkeypatch):
+    with held(path, "before", 0):
+        pass
+    monkeypatch.setattr(os, "pwrite", refuse(errno.ENOSPC))
+    with held(path, "now", 0):
+        monkeypatch.undo()
+        with (
+            pytest.raises(Busy, match="held by a process that has not said who it is"),
+            held(path, "me too", 0),
+        ):
+            pass
+        assert lock.holder(path) is None
+
+
+def test_a_lock_is_named_anew_without_giving_up_its_room_on_the_disk(path, monkeypatch):
+    with held(path, "a purpose that is very much longer than the next one", 0):
+        pass
+    size = path.stat().st_size
+    monkeypatch.setattr(os, "ftruncate", refuse(errno.ENOSPC))
+    with held(path, "short", 0):
+        assert lock.holder(path) == processes.this_process()
+    assert path.stat().st_size == size
+
+
+def test_a_lock_on_a_read_only_disk_is_held_and_names_nobody_who_let_go_of_it(path, monkeypatch):
+    with held(path, "before", 0):
+        pass
+    really_open = os.open
+
+    def read_only(file, flags, *mode):
+        return refuse(errno.EROFS)() if flags & os.O_RDWR else really_open(file, flags, *mode)
+
+    monkeypatch.setattr(os, "open", read_only)
+    with held(path, "now", 0), pytest.raises(Busy), held(path, "me too", 0):
+        pass
+    assert lock.holder(path) is None, "this process is named, and has let go of it"
+    path.unlink()
+    with pytest.raises(OSError, match="Read-only"), held(path, "none to hold", 0):
+        pass
