@@ -3,6 +3,7 @@
 import json
 import logging
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.contract import Context
-from tasks.errors import InputError, StageFailed
+from tasks.errors import InputError, StageError, StageFailed, Unavailable
 from tasks.node import processes
 
 log = logging.getLogger(__name__)
@@ -42,7 +43,8 @@ def run(
 
     Raises:
         InputError: it found a part of the spec wanting.
-        StageFailed: it failed; quotes the end of its log.
+        Unavailable: it was killed.
+        StageFailed: it failed. Both quote the end of its log.
     """
     name = module.rpartition(".")[2]
     job_file = work / f"{name}.json"
@@ -93,14 +95,16 @@ def _refuse(says: str, status: int, log_file: Path, log_begins: int) -> None:
         lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
     if status == 1 and lines and lines[-1].startswith("convert."):
         raise InputError(lines[-1])
+    was_killed = status == -signal.SIGKILL
     why = (
-        "was killed, as the kernel does when memory runs out"
-        if status == -9
-        else f"ended with status {status}"
+        "was killed, as the kernel does when memory runs out" if was_killed else f"ended with status {status}"
     )
+    # Memory that others took may be free at the next try; what was killed for want of disk is not helped by one.
+    error: type[StageError] = Unavailable if was_killed else StageFailed
     if shutil.disk_usage(log_file.parent).free < _FULL_BYTES:
         why += " on a full disk: make room (`qwen-pipeline releases` lists old ones) and execute it again"
-    raise StageFailed(f"{says} {why}; {log_file} ends with: {' | '.join(lines[-_LAST_LINES:])}")
+        error = StageFailed
+    raise error(f"{says} {why}; {log_file} ends with: {' | '.join(lines[-_LAST_LINES:])}")
 
 
 def _read_progress(path: Path) -> Mapping[str, Any]:

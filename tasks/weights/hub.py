@@ -9,7 +9,8 @@ import errno
 import io
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -114,7 +115,7 @@ def fetch(
 
     Raises:
         InputError, Unavailable: as for `commit_of`.
-        StageFailed: the disk is full.
+        StageFailed: `part` cannot be written; a full disk is told as that.
     """
     disable_progress_bars()
     url = hf_hub_url(repo, file.name, revision=commit, endpoint=settings.hub_endpoint)
@@ -123,7 +124,7 @@ def fetch(
     headers["Accept-Encoding"] = "identity"
 
     def go_on() -> None:
-        with _Counting(part, on_bytes) as target:
+        with _Counting(part, on_bytes, settings) as target:
             here = target.seek(0, io.SEEK_END)
             if here > file.size:
                 target.truncate(0)
@@ -134,27 +135,43 @@ def fetch(
 
 
 class _Counting(io.FileIO):
-    """A file that tells how many bytes it gained."""
+    """A file that tells how many bytes it gained, and whose own errors are not taken for the hub's."""
 
-    def __init__(self, path: Path, on_bytes: Callable[[int], None]) -> None:
-        path.touch()
-        super().__init__(path, "r+")
+    def __init__(self, path: Path, on_bytes: Callable[[int], None], settings: Settings) -> None:
+        self._path = path
+        self._store = settings.store
         self._on_bytes = on_bytes
+        with self._own_errors():
+            path.touch()
+            super().__init__(path, "r+")
 
     def write(self, data: Any) -> int:
         view = memoryview(data)
         written = 0
-        while written < len(view):
-            written += super().write(view[written:]) or 0
+        with self._own_errors():
+            while written < len(view):
+                written += super().write(view[written:]) or 0
         self._on_bytes(written)
         return written
 
     def truncate(self, size: int | None = None) -> int:
-        before = self.seek(0, io.SEEK_END) if size is not None else _end_of(self)
-        kept = super().truncate(size)
-        self.seek(kept)
+        with self._own_errors():
+            before = self.seek(0, io.SEEK_END) if size is not None else _end_of(self)
+            kept = super().truncate(size)
+            self.seek(kept)
         self._on_bytes(kept - before)
         return kept
+
+    @contextmanager
+    def _own_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise StageFailed(
+                    f"the disk below {self._store} is full: remove old releases or downloads; what was fetched is kept"
+                ) from None
+            raise StageFailed(f"{self._path} cannot be written: {error.strerror}") from None
 
 
 def _end_of(file: io.FileIO) -> int:
@@ -200,11 +217,6 @@ def _ask(call: Callable[[], Answer], repo: str, revision: str, settings: Setting
             trouble = f"it answered {status}"
             wait_s = max(wait_s, _retry_after_s(error))
         except _NETWORK_ERRORS as error:
-            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise StageFailed(
-                    f"the disk below {settings.store} is full: remove old releases or downloads; what was "
-                    f"fetched is kept"
-                ) from None
             trouble = (str(error).strip() or type(error).__name__).splitlines()[0]
         if attempt == _ATTEMPTS or wait_s > _LONGEST_WAIT_S:
             break

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tasks import stages
-from tasks.errors import InputError, StageFailed
+from tasks.errors import InputError, StageFailed, Unavailable
 from tasks.node import lock
 from tasks.weights import store
 from tasks.weights.pin import pin, release_id
@@ -262,6 +262,18 @@ def test_a_converter_that_fails_is_quoted(world: World, tmp_path: Path) -> None:
     world.execute("download")
 
     with pytest.raises(StageFailed, match=r"ended with status 7; .*convert\.log ends with: out of paper"):
+        world.execute("convert", settings=world.settings_with(python_convert=environment))
+
+    assert world.staging() == []
+
+
+def test_a_converter_that_is_killed_may_be_tried_again(world: World, tmp_path: Path) -> None:
+    environment = failing_environment(tmp_path, world.settings.python_convert)
+    environment.write_text("#!/bin/sh\necho layer 7\nkill -KILL $$\n")
+    world.start(scheme="fp8")
+    world.execute("download")
+
+    with pytest.raises(Unavailable, match=r"was killed, as the kernel does .* ends with: layer 7"):
         world.execute("convert", settings=world.settings_with(python_convert=environment))
 
     assert world.staging() == []

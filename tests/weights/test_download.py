@@ -262,6 +262,16 @@ def test_a_full_disk_is_refused_before_anything_is_fetched(
     assert world.fetched() == []
 
 
+def test_a_file_that_cannot_be_written_is_not_told_as_a_hub_that_is_away(
+    world: World, tmp_path: Path
+) -> None:
+    nowhere = tmp_path / "gone" / "model.safetensors.part"
+    file = RemoteFile("model.safetensors", 1, None, None)
+    with pytest.raises(StageFailed, match=r"gone/model\.safetensors\.part cannot be written: No such file"):
+        hub.fetch(REPO, "main", file, nowhere, world.settings, lambda _: None)
+    assert world.fetched() == []
+
+
 def test_offline_takes_what_is_on_disk_and_nothing_else(world: World) -> None:
     world.start()
     world.execute("download")
