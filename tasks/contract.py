@@ -15,10 +15,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
+from tasks.errors import InputError
 from tasks.ledger import Claim, Run
 from tasks.ledger.claims import facts_of
 from tasks.settings import Settings
 from tasks.spark import SparkSubmission
+from tasks.spec import RunSpec
 
 
 class Plan(Protocol):
@@ -67,6 +69,19 @@ def why_no_pool(context: Context) -> str | None:
     if prepared is not None and prepared["to_do"] == 0:
         return "no row is left to do"
     return None
+
+
+def refuse_other_node(spec: RunSpec, settings: Settings) -> None:
+    """Devices are leased, used and given back on their own node only.
+
+    Raises:
+        InputError: this host is another one than the spec names.
+    """
+    if spec.node != settings.node:
+        raise InputError(
+            f"node: the spec asks for {spec.node!r}, and this host is {settings.node!r} "
+            f"(QWEN_PIPELINE_NODE): execute this stage there, or change the spec"
+        )
 
 
 class StageModule(Protocol):

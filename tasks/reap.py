@@ -159,14 +159,13 @@ def _candidates(ledger: Ledger, settings: Settings, run_id: str | None) -> set[s
 
 
 def _look(ledger: Ledger, settings: Settings, run_id: str) -> _Found:
-    known = pools.leaders(pools.attempts(ledger, run_id))
     pool = pools.open_pool(ledger, run_id)
     return _Found(
         run_id,
         known_run(ledger, run_id),
         pool if pool is not None and pool.node == settings.node else None,
         leases.lease_of(ledger, run_id, settings.node),
-        (*leftovers.keepers(run_id), *leftovers.workers(run_id, known)),
+        tuple(pools.processes_of(ledger, run_id)),
     )
 
 

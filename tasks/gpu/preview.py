@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
+from tasks.contract import refuse_other_node
 from tasks.gpu import demand, inventory, nvml, provision, record, slots
 from tasks.gpu.instances import Instance
 from tasks.gpu.inventory import Gpu
@@ -21,7 +22,7 @@ def preview(
     Raises:
         InputError, StageFailed, Busy: as provision would.
     """
-    provision.refuse_other_node(spec, settings)
+    refuse_other_node(spec, settings)
     slots.refuse_parallel_workers(spec)
     if isinstance(spec.layout, CpuLayout):
         devices = slots.cpu_devices(spec.layout, inventory.available_cores())

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tasks.contract import Context, Outcome, why_no_pool
+from tasks.contract import Context, Outcome, refuse_other_node, why_no_pool
 from tasks.errors import Busy, InputError, StageFailed
 from tasks.gpu import cutting, demand, inventory, nvml, record, sizing, slots
 from tasks.gpu.demand import Demand, GpuLayouts, Taken
@@ -18,8 +18,7 @@ from tasks.gpu.sizing import Estimate
 from tasks.ledger import leases, quotas
 from tasks.ledger.claims import facts_of
 from tasks.ledger.leases import Lease
-from tasks.settings import Settings
-from tasks.spec import CpuLayout, RunSpec, TensorParallelLayout
+from tasks.spec import CpuLayout, TensorParallelLayout
 
 _RENEW_BELOW = 0.5
 """Of the lease's length: with less of it left, a start that takes long could outlive it."""
@@ -103,19 +102,6 @@ def verify(context: Context) -> Outcome:
     on = ", ".join(lease.devices)
     message = f"{label}lease {lease.lease_id} on {on} of {node}: {len(found)} worker slot(s){note}"
     return Outcome(message, {**facts, "lease_id": lease.lease_id, "slots": found})
-
-
-def refuse_other_node(spec: RunSpec, settings: Settings) -> None:
-    """Devices are leased and given back on their own node only.
-
-    Raises:
-        InputError: this host is another one than the spec names.
-    """
-    if spec.node != settings.node:
-        raise InputError(
-            f"node: the spec asks for {spec.node!r}, and this host is {settings.node!r} "
-            f"(QWEN_PIPELINE_NODE): execute this stage there, or change the spec"
-        )
 
 
 def ask(layout: GpuLayouts, there: Inventory, needs: Estimate | None) -> Demand:

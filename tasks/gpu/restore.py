@@ -7,10 +7,9 @@ later try brings the rest back.
 
 from dataclasses import dataclass
 
-from tasks.contract import Context, Outcome
+from tasks.contract import Context, Outcome, refuse_other_node
 from tasks.errors import StageFailed
 from tasks.gpu import cutting
-from tasks.gpu.provision import refuse_other_node
 from tasks.ledger import Claim, leases
 from tasks.ledger.leases import Lease
 from tasks.node import processes

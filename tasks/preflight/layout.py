@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tasks import tuning
-from tasks.contract import Context
+from tasks.contract import Context, refuse_other_node
 from tasks.errors import InputError
 from tasks.gpu import demand, inventory, sizing
 from tasks.gpu.inventory import Gpu, Inventory
-from tasks.gpu.provision import ask, refuse_other_node
+from tasks.gpu.provision import ask
 from tasks.gpu.sizing import Estimate
 from tasks.gpu.slots import cpu_devices, refuse_parallel_workers
 from tasks.ledger import leases

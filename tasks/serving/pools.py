@@ -13,6 +13,7 @@ from psycopg.types.json import Jsonb
 from tasks.ledger import Claim, Ledger
 from tasks.ledger.connection import Connection
 from tasks.node.processes import Process
+from tasks.serving import leftovers
 from tasks.serving.launch import Slot
 
 
@@ -128,6 +129,11 @@ def attempts(ledger: Ledger, run_id: str) -> list[Attempt]:
         )
         for row in rows
     ]
+
+
+def processes_of(ledger: Ledger, run_id: str) -> list[Process]:
+    """Living keepers and workers of the run on this host, and all that those forked; known to the ledger or not."""
+    return [*leftovers.keepers(run_id), *leftovers.workers(run_id, leaders(attempts(ledger, run_id)))]
 
 
 def ports_of_other_runs(ledger: Ledger, node: str, run_id: str) -> set[int]:

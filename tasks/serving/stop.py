@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.contract import Context, Outcome
+from tasks.contract import Context, Outcome, refuse_other_node
 from tasks.errors import StageFailed
 from tasks.node.processes import Process
 from tasks.serving import device_memory, leftovers, pools, ports, shared_memory
@@ -45,9 +45,14 @@ class Plan:
 
 
 def plan(context: Context) -> Plan:
-    """What of a pool of this run is there."""
+    """What of a pool of this run is there.
+
+    Raises:
+        InputError: this is not the spec's node, so nothing can be seen of it.
+    """
+    refuse_other_node(context.run.spec, context.settings)
     run_id, ledger = context.run.run_id, context.claim.ledger
-    return Plan(tuple(_processes(context)), pools.open_pool(ledger, run_id))
+    return Plan(tuple(pools.processes_of(ledger, run_id)), pools.open_pool(ledger, run_id))
 
 
 def apply(plan: Plan, context: Context) -> None:
@@ -84,7 +89,7 @@ def verify(context: Context) -> Outcome:
 
 
 def _nothing_is_left(context: Context) -> None:
-    left = _processes(context)
+    left = pools.processes_of(context.claim.ledger, context.run.run_id)
     attempts = pools.attempts(context.claim.ledger, context.run.run_id)
     kept = shared_memory.remove(pools.shared_memory(attempts))
     if kept and not left:
@@ -123,9 +128,3 @@ def _memory_is_back(context: Context, pool: Pool) -> None:
             f"no process of pool {pool.pool_id} is left, and yet its memory is not back: {differs}; look at "
             f"`nvidia-smi`, and reset the GPU when nobody uses it"
         )
-
-
-def _processes(context: Context) -> list[Process]:
-    run_id = context.run.run_id
-    known = pools.leaders(pools.attempts(context.claim.ledger, run_id))
-    return [*leftovers.keepers(run_id), *leftovers.workers(run_id, known)]

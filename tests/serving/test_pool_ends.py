@@ -5,6 +5,7 @@ import signal
 
 import pytest
 
+from tasks.errors import InputError
 from tasks.ledger import take
 from tasks.serving import pools, ports
 from tests.serving.forwarder import Forwarder
@@ -96,3 +97,14 @@ def test_a_keeper_ends_its_pool_when_the_run_is_closed(world: World) -> None:
     world.execute("start")
     close(world.ledger, "run-1", "failed")
     wait_for("everything ended", lambda: not world.processes(), within_s=60)
+
+
+@pytest.mark.parametrize("stage", ["start", "stop"])
+def test_another_host_does_not_say_of_a_pool_that_it_cannot_see_that_it_is_stopped(
+    world: World, stage: str
+) -> None:
+    world.execute("start")
+    world.configure(node="dgx-9")
+    with pytest.raises(InputError, match="the spec asks for 'local', and this host is 'dgx-9'"):
+        world.execute(stage)
+    assert pools.open_pool(world.ledger, "run-1") is not None
