@@ -15,7 +15,11 @@ class NoAnswer(Exception):
     """The server did not answer as it should; the message says how instead."""
 
 
-class Refused(NoAnswer):
+class Unfit(NoAnswer):
+    """The server answers, and not as it should; it would do so again."""
+
+
+class Refused(Unfit):
     """The server is well; the request was not to its liking."""
 
 
@@ -91,7 +95,7 @@ async def answer(
     """
     document = await post(client, f"{url}/v1/chat/completions", chat(model, max_tokens), timeout_s)
     if document["usage"]["prompt_tokens"] < 2:
-        raise NoAnswer(
+        raise Unfit(
             f"a chat's prompt had {document['usage']['prompt_tokens']} token(s); it must have 2 or more"
         )
 
@@ -123,7 +127,8 @@ async def refuses_strangers(url: str, timeout_s: float) -> None:
     """That the worker turns away who has no key.
 
     Raises:
-        NoAnswer: it served a stranger, or did not answer.
+        Unfit: it served a stranger.
+        NoAnswer: it did not answer.
     """
     try:
         async with (
@@ -131,9 +136,8 @@ async def refuses_strangers(url: str, timeout_s: float) -> None:
             stranger.get(f"{url}/v1/models") as response,
         ):
             if response.status != 401:
-                raise NoAnswer(
-                    f"a client without the key was answered with status {response.status}, not 401"
-                )
+                kind = Unfit if response.status < 400 else NoAnswer
+                raise kind(f"a client without the key was answered with status {response.status}, not 401")
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise NoAnswer(f"a client without the key got no answer: {type(error).__name__}") from None
 

@@ -61,7 +61,8 @@ def prove(pool: Pool, key: str, timeout_s: float) -> int:
     Workers whose slot was given up are left out; that enough are left is the keeper's concern.
 
     Raises:
-        NoAnswer: names the worker, and what it does instead.
+        Unfit: names a worker that answers, and never as it should.
+        NoAnswer: names a worker, and what it does instead.
     """
     return asyncio.run(_prove(pool, key, timeout_s))
 
@@ -88,7 +89,7 @@ async def _prove(pool: Pool, key: str, timeout_s: float) -> int:
             await probes.refuses_strangers(url, timeout_s)
             await probes.answer(client, url, model, max_tokens=_CANARY_TOKENS, timeout_s=timeout_s)
         except probes.NoAnswer as error:
-            raise probes.NoAnswer(f"{worker['worker_id']}: {error}") from None
+            raise type(error)(f"{worker['worker_id']}: {error}") from None
 
     async with probes.session(key) as client:
         document = await probes.pool(client, _registry(pool), pool.pool_id)

@@ -9,14 +9,14 @@ import logging
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from tasks import pool_key
-from tasks.contract import Context, Outcome
+from tasks.contract import Context, Outcome, refuse_other_node
 from tasks.errors import Fenced, Remedy, StageError, StageFailed, Unavailable
 from tasks.ledger import take
 from tasks.node import processes
@@ -68,9 +68,11 @@ def plan(context: Context) -> Plan:
     """What differs between the pool that is wanted and the one that is there.
 
     Raises:
-        InputError: a flag in serving.extra_args does not exist, or a stage before this one has not been run.
+        InputError: a flag in serving.extra_args does not exist, a stage before this one has not been run, or this
+            is not the spec's node.
         StageFailed: the devices were given back since they were provisioned.
     """
+    refuse_other_node(context.run.spec, context.settings)
     if (idle := given.why_no_pool(context)) is not None:
         return Plan(f"{idle}, so no model is loaded", satisfied=True)
     flags.check(context.run.spec.serving.extra_args, context.settings.serving_flags)
@@ -80,7 +82,7 @@ def plan(context: Context) -> Plan:
     there = pools.open_pool(context.claim.ledger, context.run.run_id)
     workers = len(wanted.slots)
     if there is None or there.wanted != wanted or there.keeper is None or not there.keeper.is_alive():
-        left = _leftovers(context)
+        left = pools.processes_of(context.claim.ledger, context.run.run_id)
         first = f"end {len(left)} process(es) of a pool that is not wanted any more, then " if left else ""
         return Plan(f"{first}start {workers} worker(s) of {wanted.release_id}", wanted=wanted)
     try:
@@ -110,19 +112,17 @@ def verify(context: Context) -> Outcome:
     """Every worker that was not given up answers a chat with the pool's key, and turns away who has none.
 
     Raises:
-        StageFailed: one does not.
-        Unavailable: the pool has just ended.
+        StageFailed: one serves strangers, or does not want a chat.
+        Unavailable: one does not answer, not even after a while, or the pool has just ended.
     """
     if given.why_no_pool(context) is not None:
         return Outcome("no pool is needed", _NO_POOL)
     there = pools.open_pool(context.claim.ledger, context.run.run_id)
     if there is None or there.registry is None:
         raise Unavailable(f"the pool ended as soon as it was ready{_last_words(context)}")
-    with _nothing_left_when_it_fails(context):
-        try:
-            workers = standing.prove(there, _key(context, there), context.settings.canary_timeout_s)
-        except probes.NoAnswer as error:
-            raise StageFailed(f"the pool is up but does not serve: {error}") from None
+    # A pool that served before this try goes on: its keeper replaces the worker, and a later try finds it well.
+    with _nothing_left_when_it_fails(context) if _is_of_this_try(there, context) else nullcontext():
+        workers = _prove(there, context)
     facts = {
         "pool_id": there.pool_id,
         "registry": there.registry,
@@ -132,6 +132,27 @@ def verify(context: Context) -> Outcome:
     wanted = len(there.wanted.slots)
     fewer = "" if workers == wanted else f" ({wanted - workers} of {wanted} were given up: see their logs)"
     return Outcome(f"{workers} worker(s) serve {there.wanted.release_id}{fewer}", facts)
+
+
+def _prove(pool: Pool, context: Context) -> int:
+    """How many workers answer. One that is full, or is being replaced, is asked again for a while."""
+    timeout_s = context.settings.canary_timeout_s
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            return standing.prove(pool, _key(context, pool), timeout_s)
+        except probes.Unfit as error:
+            raise StageFailed(f"the pool is up but does not serve: {error}") from None
+        except probes.NoAnswer as error:
+            lives = pool.keeper is not None and pool.keeper.is_alive()
+            if not lives or time.monotonic() >= deadline:
+                raise Unavailable(f"the pool was up and does not serve now: {error}") from None
+        time.sleep(_LONGEST_POLL_S)
+
+
+def _is_of_this_try(pool: Pool, context: Context) -> bool:
+    """A pool is named by the epoch of its keeper's claim, which is newer than that of the `start` that made it."""
+    return int(pool.pool_id.rpartition(".")[2]) > context.claim.epoch
 
 
 @contextmanager
@@ -260,12 +281,6 @@ def _end_pool(context: Context, reason: str) -> None:
         )
     if there is not None:
         pools.end(context.claim, there.pool_id, reason)
-
-
-def _leftovers(context: Context) -> list[processes.Process]:
-    run_id = context.run.run_id
-    known = pools.leaders(pools.attempts(context.claim.ledger, run_id))
-    return [*leftovers.keepers(run_id), *leftovers.workers(run_id, known)]
 
 
 def _key(context: Context, pool: Pool) -> str:

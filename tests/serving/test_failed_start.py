@@ -3,12 +3,16 @@
 import os
 import signal
 import threading
+from collections.abc import Iterator
+from itertools import repeat
+from typing import Any
 
 import pytest
 
 from tasks.errors import InputError, StageFailed, Unavailable
 from tasks.reap import reap
-from tasks.serving import pools
+from tasks.serving import pools, standing, start
+from tasks.serving.probes import NoAnswer, Unfit
 from tests.serving.pool_world import World, wait_for
 
 BAD_FLAG = "api_server.py: error: unrecognized arguments: --frobnicate"
@@ -85,3 +89,61 @@ def test_a_start_whose_keeper_is_killed_says_so_leaves_nothing_and_can_be_tried_
 def _kill_the_keeper(world: World) -> None:
     (keeper,) = wait_for("a worker begins", lambda: world.workers() and world.processes("run-1/keeper"))
     os.kill(keeper.pid, signal.SIGKILL)
+
+
+class Prove:
+    """In place of `standing.prove`: what it is to say first, or for ever."""
+
+    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.says: Iterator[Exception] = iter(())
+        self._really = standing.prove
+        monkeypatch.setattr(standing, "prove", self)
+        monkeypatch.setattr(start, "_LONGEST_POLL_S", 0.0)
+
+    def __call__(self, *arguments: Any) -> int:
+        for trouble in self.says:
+            raise trouble
+        return self._really(*arguments)
+
+
+def test_a_worker_that_is_full_or_ends_just_as_all_are_ready_is_asked_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prove = Prove(world, monkeypatch)
+    prove.says = iter(
+        [NoAnswer("worker-0: a request was answered with status 503"), NoAnswer("worker-1: it is dead")]
+    )
+    assert world.execute("start").facts["workers"] == 2
+    assert next(prove.says, None) is None
+
+
+def test_a_pool_that_was_there_outlives_a_start_that_finds_a_worker_silent(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.configure(canary_timeout_s=0.01)
+    prove = Prove(world, monkeypatch)
+    prove.says = repeat(NoAnswer("worker-0: it is full"))
+    with pytest.raises(Unavailable, match="does not serve now: worker-0: it is full"):
+        world.execute("start", comes_back=True)
+    assert world.processes() == [], "of the try that fails"
+    prove.says = iter(())
+    world.configure(canary_timeout_s=60)
+    world.execute("start")
+    before = world.processes()
+    prove.says = repeat(NoAnswer("worker-0: it is full"))
+    world.configure(canary_timeout_s=0.01)
+    with pytest.raises(Unavailable, match="does not serve now: worker-0: it is full"):
+        world.execute("start", comes_back=True)
+    assert world.processes() == before
+    assert pools.open_pool(world.ledger, "run-1") is not None
+
+
+def test_a_pool_that_serves_strangers_is_no_matter_of_time(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Prove(world, monkeypatch).says = iter([Unfit("worker-0: a client without the key was answered")])
+    with pytest.raises(
+        StageFailed, match="the pool is up but does not serve: worker-0: a client without the key"
+    ):
+        world.execute("start")
+    assert world.processes() == []
