@@ -94,20 +94,36 @@ select exists(
     where batch_id = :batch_id and output = :output and version = :version
 );
 
+-- name: lock_output$
+-- One publishes to an output at a time.
+select pg_advisory_xact_lock(hashtextextended('output ' || :output, 0))::text;
+
 -- name: batches_past_retention
--- Complete, published long ago, and nobody writes to them: their segments may go.
-select segment.batch_id
-from segment
-inner join publication on segment.batch_id = publication.batch_id
-inner join batch on segment.batch_id = batch.batch_id
-left join claim on batch.writer_run_id = claim.run_id and batch.writer_epoch = claim.epoch
+-- Their segments may go: published whole long ago, by a claim that saw all that was registered, and no open
+-- run counts on them. One that prepares now may be about to.
+select batch.batch_id
+from batch
+inner join publication on batch.batch_id = publication.batch_id
+inner join claim on publication.run_id = claim.run_id and publication.epoch = claim.epoch
 where
     publication.not_started = 0
-    and (claim.epoch is null or claim.ended_at is not null)
-group by segment.batch_id
+    and not exists (
+        select 1
+        from claim as preparing
+        inner join run on preparing.run_id = run.run_id
+        where
+            run.closed_at is null
+            and preparing.stage = 'prepare'
+            and (preparing.ended_at is null or preparing.facts ->> 'batch_id' = batch.batch_id)
+    )
+group by batch.batch_id
 having
-    max(publication.published_at)
-    < clock_timestamp() - make_interval(secs => :retention_s);
+    max(publication.published_at) < clock_timestamp() - make_interval(secs => :retention_s)
+    and max(claim.claimed_at) >= (
+        select max(segment.last_registered_at)
+        from segment
+        where segment.batch_id = batch.batch_id
+    );
 
 -- name: delete_segments_of_batch
 delete from segment

@@ -270,7 +270,6 @@ def _old_versions(output: Path, current: str) -> list[Path]:
 
 def _remove_old_segments(context: Context) -> None:
     """Of every batch that was published long ago; its published files say from now on what is answered."""
-    claim = context.claim
-    for batch_id in in_ledger.past_retention(claim.ledger, context.settings.segment_retention_h * 3600):
-        for path in in_ledger.forget_segments(claim, batch_id):
-            path.unlink(missing_ok=True)
+    claim, retention_s = context.claim, context.settings.segment_retention_h * 3600
+    for batch_id in in_ledger.past_retention(claim.ledger, retention_s):
+        in_ledger.remove_segments(claim, batch_id, retention_s)

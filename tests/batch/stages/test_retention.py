@@ -1,0 +1,156 @@
+"""How long segments are kept: as long as anybody may need what they hold."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from tasks import ledger as ledger_package
+from tasks.batch import in_ledger
+from tasks.ledger.claims import take
+from tests.batch.stages.working import IDS, work
+from tests.batch.stand_in import StandIn
+from tests.batch.world import World, write_input
+
+
+@pytest.fixture(autouse=True)
+def no_retention(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is published was published long ago."""
+    monkeypatch.setenv("QWEN_PIPELINE_SEGMENT_RETENTION_H", "0")
+
+
+@pytest.fixture
+def publish_another(world: World, run_stage: Callable[[str], Any]) -> Callable[[StandIn], None]:
+    """A run of another batch, through to its end; its `publish` removes what is kept no longer."""
+
+    def publish(pool: StandIn) -> None:
+        path = write_input(world.root / "in2" / "p.parquet", IDS[5:8])
+        world.run("another", world.spec(path, batch={"output": str(world.root / "other")}), pool.registry)
+        work(world, run_stage, "another")
+
+    return publish
+
+
+def close(world: World, run_id: str, verdict: str = "done") -> None:
+    with world.ledger() as ledger:
+        ledger_package.close(ledger, run_id, verdict)
+
+
+def segments_of(folder: Path) -> list[Path]:
+    return sorted((folder / "segments").iterdir())
+
+
+def test_segments_go_after_their_retention_and_the_published_rows_still_count(
+    world, run_stage, publish_another
+):
+    spec = world.spec(write_input(world.root / "in" / "p.parquet", IDS[:5]))
+    with StandIn(world.key) as pool:
+        world.run("one", spec, pool.registry)
+        folder = Path(work(world, run_stage, "one")["prepare"].facts["folder"])
+        close(world, "one")
+        assert segments_of(folder)
+        publish_another(pool)
+        assert not segments_of(folder)
+        done = work(world, run_stage, "one")
+        assert done["prepare"].facts["answered"] == 5
+        assert not done["publish"].changed
+        # A new version is made from the old one's rows.
+        harmed = world.output / world.manifest()["version"] / "failed.jsonl"
+        harmed.write_text("changed")
+        assert work(world, run_stage, "one")["publish"].facts["answered"] == 5
+        assert set(pool.asked.values()) == {1}
+
+
+def test_rows_that_were_registered_since_the_batch_was_published_are_kept(world, run_stage, publish_another):
+    """A longer context has one more row answered; its run has failed before it published that."""
+    path = world.root / "in" / "p.jsonl"
+    path.parent.mkdir()
+    path.write_text('{"row_id": "a", "prompt": "short"}\n{"row_id": "b", "prompt": "%s"}\n' % ("word " * 300))
+    with StandIn(world.key) as pool:
+        world.run("short", world.spec(path), pool.registry)
+        work(world, run_stage, "short")
+        world.run("long", world.spec(path, serving={"max_model_len": 1024}), pool.registry)
+        world.execute("prepare", "long")
+        assert run_stage("long").facts["answered"] == 2
+        for run_id in ("short", "long"):
+            close(world, run_id, "failed")
+        publish_another(pool)
+        assert work(world, run_stage, "long")["publish"].facts["answered"] == 2
+        assert set(pool.asked.values()) == {1}
+
+
+def test_segments_are_kept_for_an_open_run_that_counts_on_them(world, run_stage, publish_another):
+    """It publishes the batch elsewhere, where no published file has the rows."""
+    path = write_input(world.root / "in" / "p.parquet", IDS[:5])
+    elsewhere = world.spec(path, batch={"output": str(world.root / "elsewhere")})
+    with StandIn(world.key) as pool:
+        world.run("one", world.spec(path), pool.registry)
+        work(world, run_stage, "one")
+        close(world, "one")
+        world.run("two", elsewhere)
+        assert world.execute("prepare", "two").facts["to_do"] == 0
+        publish_another(pool)
+        assert world.execute("publish", "two").facts["answered"] == 5
+
+
+def test_segments_are_kept_while_a_run_prepares_and_may_be_about_to_count_them(
+    world, run_stage, publish_another
+):
+    with StandIn(world.key) as pool:
+        world.run("one", world.spec(write_input(world.root / "in" / "p.parquet", IDS[:5])), pool.registry)
+        folder = Path(work(world, run_stage, "one")["prepare"].facts["folder"])
+        close(world, "one")
+        world.run("two", world.spec(world.root / "in" / "p.parquet"))
+        with world.ledger() as ledger:
+            take(ledger, "two", "prepare", frozenset({"prepare"}))
+            publish_another(pool)
+    assert segments_of(folder)
+
+
+def test_segments_are_kept_for_a_writer_who_comes_after_they_were_chosen(
+    world, run_stage, publish_another, monkeypatch
+):
+    with StandIn(world.key) as pool:
+        world.run("one", world.spec(write_input(world.root / "in" / "p.parquet", IDS[:5])), pool.registry)
+        folder = Path(work(world, run_stage, "one")["prepare"].facts["folder"])
+        close(world, "one")
+        choose, chosen = in_ledger.past_retention, []
+
+        def then_a_run_writes(*arguments: Any) -> list[str]:
+            chosen.extend(choose(*arguments))
+            world.run("two", world.spec(world.root / "in" / "p.parquet"))
+            world.execute("prepare", "two")
+            return chosen
+
+        monkeypatch.setattr(in_ledger, "past_retention", then_a_run_writes)
+        publish_another(pool)
+    assert chosen == [folder.name]
+    assert segments_of(folder)
+    with world.ledger() as ledger:
+        assert in_ledger.registered(ledger, folder.name)
+
+
+def test_no_writer_can_take_over_a_segment_that_is_about_to_go(
+    world, run_stage, publish_another, monkeypatch
+):
+    remove, looked = Path.unlink, []
+
+    def look(path: Path, missing_ok: bool = False) -> None:
+        if path.suffix == ".seg":
+            with world.ledger() as ledger, ledger.transaction() as connection:
+                with pytest.raises(psycopg.errors.LockNotAvailable):
+                    connection.execute("select from batch where batch_id = %s for update nowait", [batch_id])
+                looked.append(path)
+        remove(path, missing_ok)
+
+    with StandIn(world.key) as pool:
+        world.run("one", world.spec(write_input(world.root / "in" / "p.parquet", IDS[:5])), pool.registry)
+        folder = Path(work(world, run_stage, "one")["prepare"].facts["folder"])
+        batch_id = folder.name
+        close(world, "one")
+        monkeypatch.setattr(Path, "unlink", look)
+        publish_another(pool)
+    assert looked
+    assert not segments_of(folder)
