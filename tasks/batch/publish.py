@@ -8,10 +8,11 @@ Keeps:
 - nothing is published that `reconcile` would refuse.
 """
 
+import errno
 import json
 import os
 import shutil
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -251,8 +252,12 @@ def _move_in(draft: Path, place: Path, manifest: dict[str, Any]) -> None:
         with (draft / item["name"]).open("rb") as file:
             os.fsync(file.fileno())
     sync_folder(draft)
-    with suppress(OSError):
+    try:
         draft.rename(place)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+    else:
         sync_folder(place.parent)
         return
     for name in files.damaged(place, manifest["files"]):

@@ -1,5 +1,6 @@
 """What is published: each row once, whole files, mended where they were harmed."""
 
+import errno
 import json
 from pathlib import Path
 
@@ -112,6 +113,23 @@ def test_a_published_file_that_was_harmed_is_written_again_without_a_model(world
     touched = {name for name in after if after[name] != before.get(name)}
     assert touched == {str(path)}
     assert asked == 60
+
+
+def test_a_version_that_cannot_be_moved_in_says_that_the_disk_is_full(world, run_stage, monkeypatch):
+    rename = Path.rename
+
+    def full(path: Path, place: Path) -> Path:
+        if place.name.startswith("v-"):
+            raise OSError(errno.ENOSPC, "No space left on device", str(place))
+        return rename(path, place)
+
+    with StandIn(world.key) as pool:
+        world.run("one", world.spec(write_input(world.root / "in" / "p.parquet", IDS[:3])), pool.registry)
+        world.execute("prepare", "one")
+        run_stage("one")
+        monkeypatch.setattr(Path, "rename", full)
+        with pytest.raises(StageFailed, match="the disk is full, at .*v-"):
+            world.execute("publish", "one")
 
 
 def test_too_many_failed_rows_publish_nothing_and_say_why(world, run_stage):
