@@ -4,7 +4,8 @@ published.
 Every write is under a claim; see `tasks.ledger.claims`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import psycopg
 from psycopg.types.json import Jsonb
 
-from tasks.errors import Fenced
+from tasks.errors import Busy, Fenced
 from tasks.ledger import Claim, Ledger
 from tasks.ledger.claims import Holder, holder_of
 from tasks.ledger.connection import Connection
@@ -109,6 +110,22 @@ def pace(claim: Claim, batch_id: str) -> tuple[int, float]:
             connection, batch_id=batch_id, run_id=claim.run_id, epoch=claim.epoch
         )
     return int(row["rows"]), float(row["seconds"] or 0.0)
+
+
+@contextmanager
+def publishing(claim: Claim, output: Path) -> Iterator[None]:
+    """A transaction in which nobody else publishes to `output`, on whatever host.
+
+    Raises:
+        Fenced: the claim has ended.
+        Busy: somebody else is publishing there and does not come to an end.
+    """
+    try:
+        with claim.writing() as connection:
+            claim.ledger.queries.lock_output(connection, output=str(output))
+            yield
+    except psycopg.errors.LockNotAvailable:
+        raise Busy(f"another run is publishing to {output}; try again when it is done") from None
 
 
 def record_publication(

@@ -2,6 +2,7 @@
 
 Keeps:
 - who follows the manifest sees one version, whole; it is replaced in one step, after its files are on disk;
+- one at a time replaces it, and never by one of the same batch that holds less: whoever was slow leaves it;
 - of several records of a row the first committed one is published; the order is the input's;
 - the same answers make the same files, so a file that was deleted or changed is written again as it was, and
   nothing is written when nothing changed;
@@ -45,7 +46,8 @@ class Plan:
     answers: Answers
     difference: str | None
     """For a person; None when readers see what is answered."""
-    version: str
+    manifest: dict[str, Any] | None
+    """The one that readers see now; None when it is another batch's, or there is none."""
     abandoned: list[Path]
     """Drafts of killed attempts."""
 
@@ -57,22 +59,19 @@ class Plan:
     @property
     def reason(self) -> str:
         """For a person."""
-        return self.difference or f"version {self.version} is published, and every file of it is as it was"
+        version = self.manifest["version"] if self.manifest else ""
+        return self.difference or f"version {version} is published, and every file of it is as it was"
 
 
 def plan(context: Context) -> Plan:
     """Compare what is answered with what is published."""
-    run, ledger = context.run, context.claim.ledger
-    facts = facts_of(ledger, run.run_id, "prepare")
-    if facts is None:
-        raise StageFailed("the batch is not prepared: run the stage prepare first")
-    batch = prepared.load(Path(facts["folder"]))
-    output = _output(run.spec)
+    ledger = context.claim.ledger
+    batch = _batch(context)
+    output = _output(context.run.spec)
     answers = rows.answers_of(ledger, batch.batch_id, output)
     manifest = published.manifest_of(output, batch.batch_id)
     left = drafts.abandoned(output, ledger)
-    version = manifest["version"] if manifest else ""
-    return Plan(batch, answers, _difference(context, batch, answers, manifest, left), version, left)
+    return Plan(batch, answers, _difference(context, batch, answers, manifest, left), manifest, left)
 
 
 def _difference(
@@ -82,12 +81,9 @@ def _difference(
     manifest: dict[str, Any] | None,
     left: list[Path],
 ) -> str | None:
-    output = _output(context.run.spec)
-    if manifest is None:
-        return f"nothing of batch {batch.batch_id} is published in {output}"
-    bad = published.damaged(output, manifest)
-    if bad:
-        return f"{', '.join(bad)} missing or changed"
+    harm = _harm(context, batch, manifest)
+    if manifest is None or harm is not None:
+        return harm
     counted = rows.survey(batch, answers, context.run.spec)
     now = {"answered": counted.answered, "failed": counted.failed, "not_started": counted.to_do}
     # Finished rows stay finished, so equal counts mean the same rows.
@@ -95,10 +91,21 @@ def _difference(
         return "more rows are finished"
     if left:
         return "a killed attempt left its draft"
+    if _old_versions(_output(context.run.spec), manifest["version"]):
+        return "more old versions are kept than there should be"
+    return None
+
+
+def _harm(context: Context, batch: PreparedBatch, manifest: dict[str, Any] | None) -> str | None:
+    """What is wrong with what readers see, however much of the batch that is; for a person."""
+    output = _output(context.run.spec)
+    if manifest is None:
+        return f"nothing of batch {batch.batch_id} is published in {output}"
+    bad = published.damaged(output, manifest)
+    if bad:
+        return f"{', '.join(bad)} missing or changed"
     if not in_ledger.is_published(context.claim.ledger, batch.batch_id, output, manifest["version"]):
         return f"version {manifest['version']} is published, but the ledger does not know it"
-    if _old_versions(output, manifest["version"]):
-        return "more old versions are kept than there should be"
     return None
 
 
@@ -106,39 +113,51 @@ def apply(plan: Plan, context: Context) -> None:
     """Write the version beside the others, then point the manifest to it."""
     # Refuses what must not be published, also when this stage is executed alone.
     reconcile.verify(context)
-    claim, output = context.claim, _output(context.run.spec)
+    claim, batch_id, output = context.claim, plan.batch.batch_id, _output(context.run.spec)
     drafts.remove(plan.abandoned)
     draft = drafts.make(output, claim)
     manifest = _write(plan.batch, plan.answers, context.run.spec, draft)
-    _move_in(draft, output / manifest["version"], manifest)
-    # Only mended, it is the same: writing it again could only leave a draft that nobody looks for.
-    if manifest != published.manifest_of(output, plan.batch.batch_id):
-        files.write_json(published.manifest_path(output), manifest)
-    in_ledger.record_publication(
-        claim,
-        plan.batch.batch_id,
-        output,
-        manifest["version"],
-        answered=manifest["answered"],
-        failed=manifest["failed"],
-        not_started=manifest["not_started"],
-    )
-    for old in _old_versions(output, manifest["version"]):
-        shutil.rmtree(old, ignore_errors=True)
+    _make_durable(draft, manifest)
+    with in_ledger.publishing(claim, output):
+        now = published.manifest_of(output, batch_id)
+        if now is not None and now != plan.manifest and _holds_more(now, manifest):
+            shutil.rmtree(draft)
+            manifest = now
+        else:
+            _move_in(draft, output / manifest["version"], manifest)
+        # Only mended, it is the same: writing it again could only leave a draft that nobody looks for.
+        if manifest != now:
+            files.write_json(published.manifest_path(output), manifest)
+        in_ledger.record_publication(
+            claim,
+            batch_id,
+            output,
+            manifest["version"],
+            answered=manifest["answered"],
+            failed=manifest["failed"],
+            not_started=manifest["not_started"],
+        )
+        for old in _old_versions(output, manifest["version"]):
+            shutil.rmtree(old, ignore_errors=True)
     _remove_old_segments(context)
 
 
 def verify(context: Context) -> Outcome:
-    """Read what readers see.
+    """Read what readers see; another run of the batch may finish and publish more meanwhile.
 
     Raises:
-        StageFailed: a published file is not as it was written.
+        StageFailed: a published file is not as it was written, or rows are missing that the spec asks for.
     """
-    output = _output(context.run.spec)
-    again = plan(context)
-    manifest = published.manifest_of(output, again.batch.batch_id)
-    if manifest is None or not again.satisfied:
-        raise StageFailed(f"{output} does not hold what is answered: {again.reason}; did somebody change it?")
+    batch, output = _batch(context), _output(context.run.spec)
+    manifest = published.manifest_of(output, batch.batch_id)
+    harm = _harm(context, batch, manifest)
+    if manifest is None or harm is not None:
+        raise StageFailed(f"{output} does not hold what was published: {harm}; did somebody change it?")
+    if manifest["not_started"] and not context.run.spec.limits.partial:
+        raise StageFailed(
+            f"{manifest['not_started']} of {manifest['rows']} rows of {output / manifest['version']} are not "
+            f"started, and limits.partial is false: run the stages start, run and publish again"
+        )
     size = sum(item["bytes"] for item in manifest["files"])
     facts = {
         "output": str(output),
@@ -154,6 +173,13 @@ def verify(context: Context) -> Outcome:
     counts = f"{manifest['answered']} answers and {manifest['failed']} failed rows"
     message = f"{counts} in {output / manifest['version']}{part}"
     return Outcome(message, facts)
+
+
+def _batch(context: Context) -> PreparedBatch:
+    facts = facts_of(context.claim.ledger, context.run.run_id, "prepare")
+    if facts is None:
+        raise StageFailed("the batch is not prepared: run the stage prepare first")
+    return prepared.load(Path(facts["folder"]))
 
 
 def _output(spec: RunSpec) -> Path:
@@ -246,12 +272,20 @@ def _refused(prepared_rows: pa.Table, spec: RunSpec, release_id: str) -> pa.Tabl
     )
 
 
-def _move_in(draft: Path, place: Path, manifest: dict[str, Any]) -> None:
-    """Put the version in its place; where it is damaged, only the damaged files are replaced."""
+def _holds_more(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Of two manifests of one batch. Answers first: what is too long for one run's context is none of its failures."""
+    return (one["answered"], one["failed"]) > (other["answered"], other["failed"])
+
+
+def _make_durable(draft: Path, manifest: dict[str, Any]) -> None:
     for item in manifest["files"]:
         with (draft / item["name"]).open("rb") as file:
             os.fsync(file.fileno())
     sync_folder(draft)
+
+
+def _move_in(draft: Path, place: Path, manifest: dict[str, Any]) -> None:
+    """Put the version in its place; where it is damaged, only the damaged files are replaced."""
     try:
         draft.rename(place)
     except OSError as error:

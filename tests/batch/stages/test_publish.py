@@ -128,7 +128,7 @@ def test_a_version_that_cannot_be_moved_in_says_that_the_disk_is_full(world, run
         world.execute("prepare", "one")
         run_stage("one")
         monkeypatch.setattr(Path, "rename", full)
-        with pytest.raises(StageFailed, match="the disk is full, at .*v-"):
+        with pytest.raises(StageFailed, match=r"the disk is full, at .*v-"):
             world.execute("publish", "one")
 
 
