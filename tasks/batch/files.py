@@ -21,6 +21,14 @@ def hash_of(path: Path) -> str:
     return digest.hexdigest()
 
 
+def holds(path: Path, sha256: str) -> bool:
+    """Whether a file is there and its content has this hash."""
+    try:
+        return hash_of(path) == sha256
+    except OSError:
+        return False
+
+
 def describe(path: Path) -> dict[str, Any]:
     """Name, size and content hash of a file, as manifests hold them."""
     return {"name": path.name, "bytes": path.stat().st_size, "sha256": hash_of(path)}

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from tasks.batch import (
     drafts,
     ids,
@@ -27,7 +29,7 @@ from tasks.batch import (
 )
 from tasks.batch.prepare_driver import Work
 from tasks.contract import Context, Outcome
-from tasks.errors import StageFailed
+from tasks.errors import InputError, StageFailed, Unavailable
 from tasks.ledger.claims import facts_of
 
 
@@ -109,11 +111,20 @@ def apply(plan: Plan, context: Context) -> None:
 
 
 def verify(context: Context) -> Outcome:
-    """Read what was written, and count what is still to do."""
+    """Read what was written, and count what is still to do.
+
+    Raises:
+        StageFailed: a prepared file is not as it was written.
+        Unavailable: the input is not the one that was read.
+    """
     spec = context.run.spec
     again = plan(context)
     found = prepared.find(again.folder)
-    if found is None or again.missing is not None or not again.is_known:
+    if found is None:
+        raise Unavailable(
+            f"{spec.batch.input} is not what was prepared a moment ago: it was replaced. Execute prepare again"
+        )
+    if again.missing is not None or not again.is_known:
         raise StageFailed(f"the batch is not prepared: {again.reason}; did somebody change {again.folder}?")
     answers = rows.answers_of(context.claim.ledger, found.batch_id, Path(spec.batch.output).absolute())
     counted = rows.survey(found, answers, spec)
@@ -136,7 +147,25 @@ def verify(context: Context) -> Outcome:
 
 
 def _read(plan: Plan, context: Context) -> None:
-    batch, draft = context.run.spec.batch, drafts.make(plan.folder, context.claim)
+    """
+    Raises:
+        Unavailable: the input was replaced while it was read.
+        InputError: it holds what cannot be asked.
+    """
+    draft = drafts.make(plan.folder, context.claim)
+    try:
+        written = _write_parts(plan, context, draft)
+    except (InputError, StageFailed, OSError, pa.ArrowException):
+        # Of a file that was replaced meanwhile, what was read may be refused for no fault of either content.
+        _refuse_replaced(plan, draft)
+        raise
+    _refuse_replaced(plan, draft)
+    prepared.publish(plan.folder, plan.identity, written)
+    shutil.rmtree(draft)
+
+
+def _write_parts(plan: Plan, context: Context, draft: Path) -> list[Path]:
+    batch = context.run.spec.batch
     work = Work(parts.cut(plan.description, parts.PART_ROWS), batch, _model_folder(context), draft)
     if sum(part.rows for part in work.parts) < context.settings.spark_prepare_rows:
         for part in work.parts:
@@ -148,8 +177,19 @@ def _read(plan: Plan, context: Context) -> None:
             context.submit(submission.of(context))
     written = [prepared_part.path_of(part, draft) for part in work.parts]
     ids.prove(batch, work.parts, written)
-    prepared.publish(plan.folder, plan.identity, written)
-    shutil.rmtree(draft)
+    return written
+
+
+def _refuse_replaced(plan: Plan, draft: Path) -> None:
+    """Rows must not count under the identity of another content; what was made of them is removed."""
+    # By content: a copy may keep mtime and size. About 1 s of CPU a GB of input, a hundredth of counting its tokens.
+    replaced = prepared.replaced(plan.description, plan.identity)
+    if replaced:
+        shutil.rmtree(draft)
+        raise Unavailable(
+            f"{', '.join(replaced)} changed while it was read; nothing of it is kept. Put new input beside the "
+            f"old, or rename it into place before a run begins, and execute prepare again"
+        )
 
 
 def _model_folder(context: Context) -> Path:

@@ -99,6 +99,15 @@ def identity_of(spec: RunSpec, description: InputDescription, release_id: str) -
     }
 
 
+def replaced(description: InputDescription, identity: dict[str, Any]) -> list[str]:
+    """Names of input files that do not hold any more what `identity_of` saw; reads the whole input once."""
+    return [
+        file.path.name
+        for file, seen in zip(description.files, identity["input"], strict=True)
+        if not files.holds(file.path, seen["sha256"])
+    ]
+
+
 def batch_id_of(identity: dict[str, Any]) -> str:
     """16 hex digits."""
     return sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]

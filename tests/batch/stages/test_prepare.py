@@ -6,7 +6,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.errors import InputError
+from tasks.batch import ids, prepared, prepared_part
+from tasks.errors import InputError, Unavailable
 from tests.batch.stages.working import IDS, work
 from tests.batch.stand_in import StandIn
 from tests.batch.world import write_input
@@ -88,3 +89,57 @@ def test_integer_ids_become_texts_and_clash_with_texts_that_read_alike(world):
     world.run("two", world.spec(world.root / "in"))
     with pytest.raises(InputError, match=r"'2' \(2 rows\)"):
         world.execute("prepare", "two")
+
+
+@pytest.mark.parametrize(
+    ("module", "step", "new_ids"),
+    [
+        (prepared_part, "write", [*IDS[:-1], "another"]),
+        (prepared_part, "write", [*IDS[:-1], IDS[0]]),
+        (prepared_part, "write", None),
+        (ids, "prove", [*IDS[:-1], "another"]),
+    ],
+    ids=["before-it-is-read", "by-one-that-is-refused", "by-half-a-file", "after-it-was-read"],
+)
+def test_input_that_is_replaced_while_it_is_read_is_not_kept_under_the_old_identity(
+    world, monkeypatch, module, step, new_ids
+):
+    path = write_input(world.root / "in" / "prompts.parquet", IDS)
+    world.run("one", world.spec(path))
+    work = getattr(module, step)
+
+    def replace_first(*arguments):
+        if new_ids is None:
+            path.write_bytes(path.read_bytes()[:-20])
+        else:
+            write_input(path, new_ids)
+        return work(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, step, replace_first)
+        with pytest.raises(Unavailable, match=r"prompts\.parquet changed while it was read"):
+            world.execute("prepare", "one")
+    (folder,) = (world.output / "_batch").iterdir()
+    assert not list(folder.iterdir())
+    write_input(path, IDS)
+    done = world.execute("prepare", "one")
+    assert Path(done.facts["folder"]) == folder
+    rows = [row for part in prepared.load(folder).parts for row in pq.read_table(part).to_pylist()]
+    assert [row["id"] for row in rows] == IDS
+
+
+def test_input_that_is_replaced_after_it_was_read_is_read_by_the_next_try(world, monkeypatch):
+    path = write_input(world.root / "in" / "prompts.parquet", IDS)
+    world.run("one", world.spec(path))
+    publish = prepared.publish
+
+    def then_replace(*arguments):
+        found = publish(*arguments)
+        write_input(path, IDS[:3])
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(prepared, "publish", then_replace)
+        with pytest.raises(Unavailable, match="it was replaced"):
+            world.execute("prepare", "one")
+    assert world.execute("prepare", "one").facts["rows"] == 3
