@@ -12,7 +12,7 @@ from collections.abc import Callable
 from tasks.batch.engine import Fault, Trouble
 from tasks.batch.exchange import Exchange
 from tasks.batch.outcomes import Asked, Ended, Outcomes
-from tasks.batch.routing import Pool
+from tasks.batch.routing import Pool, Worker
 
 _DEATHS_IN_COMPANY = 2
 """Engines that went away or fell silent with a row in them, before it is set aside."""
@@ -70,7 +70,10 @@ class Alone:
     async def finish(self, asked: Asked, preferred: str | None) -> tuple[str | Ended, str | None]:
         """Ask until the row is finished or found to be at fault, or the engines are; returns as `Company` does."""
         while len(asked.strikes) < _STRIKES_ALONE:
-            worker = await self._pool.choose(preferred)
+            # Else an engine that died of something else, and was asked again before it was back, would be two strikes.
+            worker = await self._worker_that_answers_others(preferred)
+            if worker is None:
+                return Ended.LEFT, None
             outcome = await self._exchange.ask(worker, asked)
             if isinstance(outcome, str | Ended):
                 return outcome, worker.name
@@ -82,18 +85,21 @@ class Alone:
                 await self._pool.retry_slots()
             await asyncio.sleep(_backoff_s(len(asked.strikes)))
         last = asked.strikes[-1]
-        if not await self._engines_answer_others():
+        if await self._worker_that_answers_others() is None:
             return Ended.LEFT, None
         message = f"asked alone {len(asked.strikes)} times, while the engines answer others: {last.message}"
         self._outcomes.fail(asked, _FAILED_ALONE[last.fault], message)
         return Ended.FAILED, None
 
-    async def _engines_answer_others(self) -> bool:
+    async def _worker_that_answers_others(self, preferred: str | None = None) -> Worker | None:
+        """One that has just answered a canary; None when none does."""
         for number in range(_CANARY_TRIES):
-            if await self._exchange.answers_a_canary(await self._pool.choose()):
-                return True
+            worker = await self._pool.choose(preferred)
+            if await self._exchange.answers_a_canary(worker):
+                return worker
+            preferred = None
             await asyncio.sleep(_backoff_s(number + 2))
-        return False
+        return None
 
 
 def _backoff_s(attempt: int) -> float:

@@ -214,6 +214,25 @@ def test_no_row_is_blamed_where_the_engines_answer_nobody_any_more(tmp_path):
     assert "row-3" not in {result.id for result in finished(tmp_path)}
 
 
+def test_an_engine_that_dies_of_something_else_is_no_more_than_one_strike_of_the_row_in_it(tmp_path):
+    """Its server still answers for a moment, and says 500 to everybody."""
+    requests_until_it_is_back = 0
+
+    def dies_once(worker: str, prompt: str, before: int) -> Does | None:
+        nonlocal requests_until_it_is_back
+        if prompt == "question 3" and before < 2:
+            return Does(closes=True)
+        if prompt == "question 3" and before == 2:
+            requests_until_it_is_back = 3
+        requests_until_it_is_back -= 1
+        return Does(status=500, body=b"the engine is dead") if requests_until_it_is_back >= 0 else None
+
+    with StandIn(KEY, behaviour=dies_once, workers=1) as pool:
+        tally = answer(job(pool, tmp_path), chunks_of(rows_of(30)), "p0")
+        assert pool.asked["question 3"] == 4  # twice in company, once when it died, once more
+    assert (tally.answered, tally.failed, tally.given_up) == (30, 0, 0)
+
+
 def test_with_other_dispatchers_at_work_suspects_are_left_for_later_and_then_asked_alone(tmp_path):
     def poison(worker: str, prompt: str, before: int) -> Does | None:
         return Does(closes=True) if prompt == "question 3" else None
