@@ -11,6 +11,7 @@ import pendulum
 from airflow.sdk import DAG, CronTriggerTimetable, task
 from airflow.sdk.exceptions import AirflowTimetableInvalid
 from batch_run import batch_run
+from croniter import CroniterError, croniter
 from deadline_alert import warning
 from pipeline_tasks import run_spec_params
 from run_notifications import notifications
@@ -27,6 +28,8 @@ def nightly(one: Nightly) -> DAG:
     zone = one.schedule.timezone
     nights = CronTriggerTimetable(one.schedule.cron, timezone=zone)
     nights.validate()
+    # The 31st of February is an expression too, and Airflow would wait for it without a word.
+    croniter(one.schedule.cron).get_next()
     start = one.schedule.start or _LONG_AGO
     dag = DAG(
         f"qwen_nightly_{one.name}",
@@ -73,5 +76,8 @@ for found in read_folder(settings.current().nightly_folder):
         continue
     try:
         nightly(found)
-    except AirflowTimetableInvalid as error:
+    except (AirflowTimetableInvalid, CroniterError) as error:
         refused(found.name, f"schedule.cron: {found.schedule.cron!r} is no cron expression: {error}")
+    except Exception as error:
+        # Whatever Airflow has against one file, it is not to take the others with it.
+        refused(found.name, f"Airflow makes no DAG of it: {type(error).__name__}: {error}")

@@ -19,15 +19,28 @@ def read(path: Path) -> RunSpec:
     Raises:
         InputError: the file cannot be read, is not YAML, or a field is wrong (each one is named).
     """
-    try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"the spec {path} cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"the spec {path} is not YAML: {error}") from None
+    document = load_yaml(path, f"the spec {path}")
     if not isinstance(document, Mapping):
         raise InputError(f"the spec {path} holds {type(document).__name__}, not a mapping of fields")
     return parse(document, source=str(path))
+
+
+def load_yaml(path: Path, called: str) -> Any:
+    """What stands in a YAML file, unchecked.
+
+    Args:
+        called: what the file is, for the message.
+
+    Raises:
+        InputError: it cannot be read, or is not YAML.
+    """
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{called} cannot be read: {error.strerror}") from None
+    except Exception as error:
+        # Not YAMLError alone: of `2026-02-30` PyYAML makes a ValueError, of `!!bool maybe` a KeyError.
+        raise InputError(f"{called} is not YAML: {error}") from None
 
 
 def parse(document: Mapping[str, Any], source: str = "the spec") -> RunSpec:

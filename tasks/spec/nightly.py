@@ -12,16 +12,19 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Self
 from zoneinfo import ZoneInfo
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from tasks.errors import InputError
-from tasks.spec.document import parse
+from tasks.spec.document import load_yaml, parse
 from tasks.spec.model import RunSpec
+
+_LONGEST_NAME = 100
+"""Runs have their DAG's name in theirs, and a lock or a log is a file with a run's name."""
 
 
 class Schedule(BaseModel):
@@ -74,14 +77,31 @@ class Refused:
 
 
 def read_folder(folder: Path) -> list[Nightly | Refused]:
-    """Every `*.yaml` of the folder, by name; nothing where there is no such folder."""
+    """Every `*.yaml` and `*.yml` of the folder, each under a name of its own; nothing where there is no such folder."""
     found: list[Nightly | Refused] = []
-    for path in sorted(folder.glob("*.yaml")):
-        try:
-            found.append(read_nightly(path))
-        except InputError as error:
-            found.append(Refused(_name(path), str(error)))
+    taken: dict[str, Path] = {}
+    for path in sorted([*folder.glob("*.yaml"), *folder.glob("*.yml")], key=_precedence):
+        name = _name(path)
+        if len(name) > _LONGEST_NAME:
+            found.append(
+                Refused(_distinct(path), f"the name of {path} is longer than {_LONGEST_NAME} characters")
+            )
+        elif name in taken:
+            reason = (
+                f"{path} and {taken[name]} would be one DAG, {name}, and the second is refused: rename it"
+            )
+            found.append(Refused(_distinct(path), reason))
+        else:
+            taken[name] = path
+            found.append(_nightly_or_refused(path))
     return found
+
+
+def _nightly_or_refused(path: Path) -> Nightly | Refused:
+    try:
+        return read_nightly(path)
+    except InputError as error:
+        return Refused(_name(path), str(error))
 
 
 def read_nightly(path: Path) -> Nightly:
@@ -90,12 +110,7 @@ def read_nightly(path: Path) -> Nightly:
     Raises:
         InputError: it cannot be read, is not YAML, or a field is wrong (each one is named).
     """
-    try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not YAML: {error}") from None
+    document = load_yaml(path, str(path))
     if not isinstance(document, Mapping) or set(document) != {"schedule", "spec"}:
         raise InputError(f"{path} holds two fields, `schedule` and `spec`, and nothing else")
     try:
@@ -108,8 +123,18 @@ def read_nightly(path: Path) -> Nightly:
 
 
 def _name(path: Path) -> str:
-    """What may stand in the name of a DAG."""
-    return re.sub(r"[^A-Za-z0-9_.-]", "_", path.stem)
+    """What may stand in the name of a DAG, and of a run: no two dots in a row."""
+    return re.sub(r"[^A-Za-z0-9_.-]|\.(?=\.)", "_", path.stem)
+
+
+def _distinct(path: Path) -> str:
+    """A name that no other file has."""
+    return f"{_name(path)[:_LONGEST_NAME]}_{sha256(path.name.encode()).hexdigest()[:8]}"
+
+
+def _precedence(path: Path) -> tuple[str, bool, str]:
+    """Of files with one name the one comes first that is called just so: a newcomer takes nobody's DAG."""
+    return _name(path), _name(path) != path.stem, path.name
 
 
 def _line(item: Any) -> str:

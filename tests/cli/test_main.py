@@ -87,6 +87,13 @@ def test_a_bad_spec_ends_with_2_and_names_the_field_before_anything_starts(home,
     assert set(home.rglob("*")) - before == {home / "spec.yaml"}
 
 
+def test_a_date_that_does_not_exist_is_bad_input(home, spec, capsys):
+    path = home / "spec.yaml"
+    path.write_text(f"{yaml.safe_dump(spec)}limits: {{deadline: 2026-02-30}}\n")
+    assert main(["preflight", "--spec", str(path)]) == 2
+    assert "is not YAML: day is out of range" in capsys.readouterr().err
+
+
 def test_without_a_ledger_a_good_spec_is_told_what_to_set(home, spec, capsys):
     assert main(["preflight", "--spec", write(home, spec)]) == 2
     assert "QWEN_PIPELINE_LEDGER_URL_FILE" in capsys.readouterr().err

@@ -45,6 +45,10 @@ def _read(folder: Path) -> dict[str, Any]:
     (folder / "nightly").mkdir()
     (folder / "nightly" / "prod.yaml").write_text(NIGHTLY.format(cron="30 0 * * *"))
     (folder / "nightly" / "never.yaml").write_text(NIGHTLY.format(cron="99 0 * * *"))
+    (folder / "nightly" / "leap.yaml").write_text(NIGHTLY.format(cron="0 0 31 2 *"))
+    (folder / "nightly" / "early.yaml").write_text(
+        NIGHTLY.format(cron="30 0 * * *").replace("}", ", start: 0001-01-01}", 1)
+    )
     told = {
         "notifier": "airflow.providers.smtp.notifications.smtp:SmtpNotifier",
         "arguments": {"to": "nobody"},

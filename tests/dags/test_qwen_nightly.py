@@ -34,6 +34,16 @@ def test_a_file_that_cannot_be_scheduled_is_a_dag_that_says_why(read_by_airflow)
     assert "schedule.cron: '99 0 * * *' is no cron expression" in never["doc"]
 
 
+def test_a_night_that_never_comes_is_refused(read_by_airflow):
+    leap = read_by_airflow["dags"]["qwen_nightly_leap"]
+    assert leap["cron"] is None
+    assert "schedule.cron: '0 0 31 2 *' is no cron expression" in leap["doc"]
+
+
+def test_a_file_of_which_airflow_makes_no_dag_is_refused_alone(read_by_airflow):
+    assert "Airflow makes no DAG of it: OverflowError" in read_by_airflow["dags"]["qwen_nightly_early"]["doc"]
+
+
 def test_who_wants_to_know_of_failures_is_told_of_those_alone(prod):
     assert prod["told_of_failure"] == ["SmtpNotifier"]
     assert prod["told_of_success"] == []
