@@ -313,6 +313,20 @@ class Settings(BaseSettings):
         """Where the node's lock files are; must be a local file system (flock)."""
         return self.home / "locks"
 
+    def queue_of(self, node: str) -> str | None:
+        """The Airflow queue of what acts on `node`; None: the default one.
+
+        Raises:
+            InputError: nobody serves that queue, and what is put there would wait for ever.
+        """
+        if not self.node_queues:
+            return None
+        if self.nodes and node not in self.nodes:
+            raise InputError(
+                f"node: {node!r} is none of this deployment's ({', '.join(self.nodes)}; QWEN_PIPELINE_NODES)"
+            )
+        return node
+
     def database_url(self) -> str:
         """The ledger's URL, with its password.
 

@@ -28,8 +28,22 @@ class Stage:
     """Whether the devices that the run has leased are of no use until it succeeds."""
 
 
-ON_THE_NODE = frozenset(["preflight", "download", "convert", "provision", "start", "keep", "stop", "restore"])
-"""Tasks of a run that act on its node; `keep` is no stage of its own: it looks, and provisions and starts again."""
+ON_THE_NODE = frozenset(
+    [
+        "freeze",
+        "freeze_release",
+        "preflight",
+        "download",
+        "convert",
+        "provision",
+        "start",
+        "keep",
+        "stop",
+        "restore",
+    ]
+)
+"""Tasks of a run that act on its node. Three are no stages: what freezes a run reads folders, texts and releases of the
+node; `keep` looks, and provisions and starts again."""
 
 _BRINGS_UP = frozenset(["provision", "start"])
 

@@ -54,7 +54,7 @@ def test_half_of_the_gpus_for_one_run_and_half_for_another_at_once(company: Comp
 
 def test_what_acts_on_the_node_went_to_its_queue(company: Company) -> None:
     queues = company.queues(DAG, "half-red")
-    on_the_node = {"preflight", "download", "convert", "provision", "start", "stop", "restore"}
+    on_the_node = {"freeze", "preflight", "download", "convert", "provision", "start", "stop", "restore"}
     assert {task for task, queue in queues.items() if queue == NODE} == on_the_node
 
 
@@ -82,7 +82,11 @@ def test_a_release_is_announced_as_an_asset(company: Company) -> None:
         made = api.xcom("qwen_release", "release", "convert")["facts"]
     assert event["extra"]["release_id"] == made["release_id"]
     queues = company.queues("qwen_release", "release")
-    assert {task for task, queue in queues.items() if queue == NODE} == {"download", "convert"}
+    assert {task for task, queue in queues.items() if queue == NODE} == {
+        "freeze_release",
+        "download",
+        "convert",
+    }
 
 
 def test_people_query_a_pool_until_somebody_stops_it(company: Company, tmp_path: Path) -> None:
