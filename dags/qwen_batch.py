@@ -9,8 +9,10 @@ itself every night is described in files, see `qwen_nightly`.
 from airflow.sdk import dag
 from batch_run import batch_run
 from deadline_alert import warning
-from pipeline_tasks import run_spec_params
+from pipeline_tasks import freeze, run_spec_params
 from run_notifications import notifications
+
+from tasks.spec import RunSpec
 
 
 @dag(
@@ -25,7 +27,7 @@ from run_notifications import notifications
 )
 def qwen_batch() -> None:
     """See the text above."""
-    batch_run()
+    batch_run(freeze(by_hand=RunSpec))
 
 
 qwen_batch()

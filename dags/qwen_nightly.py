@@ -6,17 +6,20 @@ runs of different ones wait for each other's devices in the order in which they 
 """
 
 from datetime import date
+from typing import Any
 
 import pendulum
-from airflow.sdk import DAG, CronTriggerTimetable, task
+from airflow.sdk import DAG, CronTriggerTimetable
 from airflow.sdk.exceptions import AirflowTimetableInvalid
 from batch_run import batch_run
 from croniter import CroniterError, croniter
 from deadline_alert import warning
-from pipeline_tasks import run_spec_params
+from pipeline_tasks import freeze, run_spec_params
 from run_notifications import notifications
 
 from tasks import settings
+from tasks.errors import InputError
+from tasks.spec import RunSpec
 from tasks.spec.nightly import Nightly, Refused, read_folder
 
 # Of a schedule that does not say when it begins: it makes up for nothing, so any day of the past will do.
@@ -24,7 +27,12 @@ _LONG_AGO = date(2026, 1, 1)
 
 
 def nightly(one: Nightly) -> DAG:
-    """The DAG of one file."""
+    """The DAG of one file.
+
+    Raises:
+        InputError: there is no such node.
+    """
+    queue = settings.current().queue_of(one.spec.node)
     zone = one.schedule.timezone
     nights = CronTriggerTimetable(one.schedule.cron, timezone=zone)
     nights.validate()
@@ -44,29 +52,30 @@ def nightly(one: Nightly) -> DAG:
         **notifications(),
     )
     with dag:
-        batch_run(one.spec.node if settings.current().node_queues else None)
+        batch_run(freeze(node=queue), queue)
     return dag
 
 
 def refused(name: str, reason: str) -> DAG:
-    """A file that is wrong is seen, by name and with the reason, and takes no other DAG with it."""
+    """A file that is wrong is seen, by name and with the reason, and takes no other DAG with it.
+
+    It has all tasks of a run: Airflow takes from runs that are under way whatever task their DAG has no longer, and a
+    run whose file is spoilt meanwhile must still stop its workers and give its devices back. No new run starts.
+    """
+
+    def refuse(document: dict[str, Any], source: str) -> RunSpec:
+        raise InputError(reason)
+
     dag = DAG(
         f"qwen_nightly_{name}",
         schedule=None,
+        max_active_runs=1,
         tags=["qwen", "nightly", "refused"],
         doc_md=f"This file cannot be scheduled:\n\n```\n{reason}\n```",
         **notifications(),
     )
     with dag:
-
-        @task(doc_md=reason)
-        def read_the_file() -> None:
-            """Says what is wrong."""
-            from airflow.sdk.exceptions import AirflowFailException
-
-            raise AirflowFailException(reason)
-
-        read_the_file()
+        batch_run(freeze(refuse))
     return dag
 
 
@@ -76,6 +85,8 @@ for found in read_folder(settings.current().nightly_folder):
         continue
     try:
         nightly(found)
+    except InputError as error:
+        refused(found.name, str(error))
     except (AirflowTimetableInvalid, CroniterError) as error:
         refused(found.name, f"schedule.cron: {found.schedule.cron!r} is no cron expression: {error}")
     except Exception as error:

@@ -1,16 +1,19 @@
 """The story of one run, as `qwen_batch` and every nightly DAG tell it."""
 
-from pipeline_tasks import freeze, judge, stage, with_links
+from typing import Any
+
+from pipeline_tasks import judge, stage, with_links
 from spark_stage_operator import SparkStageOperator
 
 
-def batch_run(node: str | None = None) -> None:
+def batch_run(frozen: Any, node: str | None = None) -> None:
     """Put the tasks of a run into the DAG that is being made.
 
     Args:
+        frozen: the first one, which starts the run.
         node: whose queue the stages go to that act on a node; None: the default queue.
     """
-    frozen = with_links(freeze()).as_setup()
+    frozen = frozen.as_setup()
     checked = stage("preflight", node)
     downloaded = stage("download", node)
     converted = stage("convert", node)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
+from zoneinfo import ZoneInfo
 
 from airflow.sdk import Param, get_current_context, task
 from pydantic import BaseModel
@@ -16,14 +17,17 @@ from run_links import LINKS, show_links
 from run_name import run_name
 
 from tasks import settings
-from tasks.errors import Busy, Remedy, StageError
-from tasks.spec import Limits, RunSpec, params
+from tasks.errors import Busy, InputError, Remedy, StageError
+from tasks.spec import Limits, RunSpec, params, parse
 from tasks.stage_list import STAGES
 
 if TYPE_CHECKING:
     from airflow.sdk.types import RuntimeTaskInstanceProtocol
 
+    from tasks.ledger import Run
     from tasks.settings import Settings
+
+Read = Callable[[dict[str, Any], str], RunSpec]
 
 log = logging.getLogger(__name__)
 
@@ -53,32 +57,50 @@ def form(kind: type[BaseModel], first: Mapping[str, Any] = MappingProxyType({}))
     }
 
 
-@task(
-    retries=RETRIES, retry_delay=RETRY_DELAY, doc_md="Resolve dates, revision and versions once for this run."
-)
-def freeze() -> dict[str, Any]:
-    """Start the run in the ledger; a run that has started keeps its spec."""
-    from tasks.spec import parse
+def freeze(read: Read = parse, by_hand: type[BaseModel] | None = None, node: str | None = None) -> Any:
+    """The task that starts a run in the ledger; the other arguments are those of `start_run`.
 
-    return start_run(parse)
+    Args:
+        node: whose queue it goes to, because it reads what only the node has; None: the default queue.
+    """
+    place = {"queue": node} if node else {}
+
+    @task(
+        task_id="freeze",
+        retries=RETRIES,
+        retry_delay=RETRY_DELAY,
+        doc_md="Resolve dates, revision and versions once for this run.",
+        **place,
+    )
+    def execute() -> dict[str, Any]:
+        return start_run(read, by_hand)
+
+    return with_links(execute())
 
 
-def start_run(read: Callable[[dict[str, Any], str], RunSpec]) -> dict[str, Any]:
-    """Freeze the run of the task that is running; `read` makes a run spec of its params, and names them in errors."""
+def start_run(read: Read, by_hand: type[BaseModel] | None = None) -> dict[str, Any]:
+    """Freeze the run of the task that is running. One that has started keeps its spec, whatever its DAG says today.
+
+    Args:
+        read: makes a run spec of the task's params, and names where they come from in errors.
+        by_hand: of a DAG whose runs are all started by hand: the kind of its conf. What the conf does not name then
+            is the form's example, and a run of the example is what nobody asked for.
+    """
     from tasks import stages
     from tasks.ledger import Ledger
-    from tasks.preflight import check_spec
+    from tasks.ledger.runs import find
 
     context = get_current_context()
     deployment = settings.current()
-    run = context["dag_run"]
-    # A run of the REST API has no logical date. The day is the one on the wall where the schedule is.
-    at = (run.logical_date or run.run_after).astimezone(context["dag"].timezone)
     try:
-        asked = read(dict(context["params"]), f"the conf of run {run.run_id}")
-        check_spec(asked, deployment)
         with Ledger(deployment.database_url(), deployment.sql) as ledger:
-            frozen = stages.freeze(ledger, name_of_run(context), asked, at, deployment)
+            frozen = find(ledger, name_of_run(context))
+            if frozen is None:
+                asked = _asked(context, read, by_hand)
+                at = _day_of(context)
+                frozen = stages.freeze(ledger, name_of_run(context), asked, at, deployment)
+            else:
+                _say_what_differs(frozen, context, read)
     except StageError as error:
         answer(error, context)
     show_links(context)
@@ -89,6 +111,43 @@ def start_run(read: Callable[[dict[str, Any], str], RunSpec]) -> dict[str, Any]:
         "deadline": frozen.deadline.isoformat(),
         "spec": frozen.spec.model_dump(mode="json"),
     }
+
+
+def _asked(context: Any, read: Read, by_hand: type[BaseModel] | None) -> RunSpec:
+    from tasks.preflight import check_spec
+
+    source, conf = f"the conf of run {context['dag_run'].run_id}", context["dag_run"].conf or {}
+    required = by_hand.model_fields.items() if by_hand is not None else ()
+    if missing := [name for name, field in required if field.is_required() and name not in conf]:
+        raise InputError(
+            f"{source} does not name {', '.join(missing)}: the form holds an example there, which stands for nothing"
+        )
+    asked = read(dict(context["params"]), source)
+    settings.current().queue_of(asked.node)
+    check_spec(asked, settings.current())
+    return asked
+
+
+def _day_of(context: Any) -> datetime:
+    """The run's moment on the wall where its schedule is. A run of the REST API has no logical date."""
+    run, dag = context["dag_run"], context["dag"]
+    # Of a DAG without a start date, the DAG's own time zone is the deployment's.
+    zone = getattr(dag.timetable, "timezone", dag.timezone)
+    moment: datetime = run.logical_date or run.run_after
+    return moment.astimezone(ZoneInfo(zone) if isinstance(zone, str) else zone)
+
+
+def _say_what_differs(frozen: "Run", context: Any, read: Read) -> None:
+    """Of a run that is started again; for whoever wonders why it does not do what the file says."""
+    from tasks import stages
+
+    try:
+        now = read(dict(context["params"]), f"what the DAG of run {frozen.run_id} says now")
+        differing = ", ".join(stages.what_differs(frozen, now))
+    except InputError as error:
+        differing = f"everything, for it would be refused today: {error}"
+    if differing:
+        log.warning("run %s keeps the spec that it started with; today differs: %s", frozen.run_id, differing)
 
 
 def stage(name: str, node: str | None = None) -> Any:
@@ -178,7 +237,15 @@ def _waited(context: Any) -> timedelta:
 
 
 def _wait_limit(context: Any) -> timedelta:
-    asked = context["params"]
-    # Of a run spec; a pool's has no limits but this one.
-    limits = asked.get("limits") or {name: asked[name] for name in ("wait",) if name in asked}
-    return timedelta(seconds=Limits.model_validate(limits).wait_s)
+    """Of the run as it was frozen: the params are what its DAG says today."""
+    from tasks.ledger import Ledger
+    from tasks.ledger.runs import find
+
+    deployment = settings.current()
+    try:
+        with Ledger(deployment.database_url(), deployment.sql, patience_s=10.0) as ledger:
+            run = find(ledger, name_of_run(context))
+    except StageError as error:
+        log.warning("how long this run may wait is not known now: %s", error)
+        run = None
+    return timedelta(seconds=(Limits() if run is None else run.spec.limits).wait_s)

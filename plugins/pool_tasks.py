@@ -32,9 +32,9 @@ _HOW_TO_STOP = """Holds the pool until its time is up, without a worker slot.
 )
 def freeze_pool() -> dict[str, Any]:
     """Start a run that keeps a pool and asks nothing."""
-    from tasks.spec.pool import parse_pool
+    from tasks.spec.pool import PoolSpec, parse_pool
 
-    return start_run(parse_pool)
+    return start_run(parse_pool, by_hand=PoolSpec)
 
 
 @task(task_id="keep", retries=RETRIES, retry_delay=RETRY_DELAY, doc_md=_HOW_TO_STOP)

@@ -12,9 +12,9 @@ RELEASE = Asset("qwen_release")
 @task(retries=RETRIES, retry_delay=RETRY_DELAY, doc_md="Resolve revision and versions once for this run.")
 def freeze_release() -> dict[str, Any]:
     """Start a run that makes a release and nothing else."""
-    from tasks.spec.release import parse_release
+    from tasks.spec.release import ReleaseSpec, parse_release
 
-    return start_run(parse_release)
+    return start_run(parse_release, by_hand=ReleaseSpec)
 
 
 @task(outlets=[RELEASE], doc_md="Tell whoever waits for it that the release is there.")

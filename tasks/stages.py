@@ -22,7 +22,7 @@ from tasks.ledger.runs import find as find_run
 from tasks.node import lock, processes
 from tasks.settings import Settings
 from tasks.spark import SparkSubmission
-from tasks.spec import RunSpec
+from tasks.spec import RunSpec, parse
 from tasks.spec.freeze import resolve_dates, resolve_deadline
 from tasks.stage_list import STAGES, Stage
 from tasks.watch import watching
@@ -54,21 +54,28 @@ def freeze(ledger: Ledger, run_id: str, spec: RunSpec, at: datetime, settings: S
             started before with another spec.
         Unavailable: the hub did not answer.
     """
-    asked = spec.model_dump(mode="json")
     known = find_run(ledger, run_id)
     if known is None:
         from tasks.weights.pin import pin
 
         # The business day is that of the schedule; its deadline is ahead, however late the run starts.
         resolved = resolve_deadline(resolve_dates(spec, at), datetime.now(UTC).astimezone(at.tzinfo))
+        asked = spec.model_dump(mode="json")
         known = register(ledger, run_id, resolved, {"asked": asked, **pin(resolved, settings)})
-    if known.pins["asked"] != asked:
-        changed = sorted(name for name in asked if asked[name] != known.pins["asked"].get(name))
+    if changed := what_differs(known, spec):
         raise InputError(
             f"run {run_id!r} was started with another spec ({', '.join(changed)} differ), and a run keeps its "
             f"spec: give this one another name with --run"
         )
     return known
+
+
+def what_differs(run: Run, spec: RunSpec) -> list[str]:
+    """The fields in which `spec` is not what the run was asked for."""
+    # Read as a spec again: a field that came with an upgrade has its default in both.
+    then = parse(run.pins["asked"], f"run {run.run_id}").model_dump(mode="json")
+    now = spec.model_dump(mode="json")
+    return sorted(name for name in now if now[name] != then[name])
 
 
 def execute(

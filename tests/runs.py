@@ -4,9 +4,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import SecretStr
@@ -37,10 +38,12 @@ def a_spec(**changes: Any) -> RunSpec:
     )
 
 
-def a_run(ledger: Ledger, run_id: str = "run-1", **changes: Any) -> Run:
+def a_run(
+    ledger: Ledger, run_id: str = "run-1", pins: Mapping[str, Any] = MappingProxyType({}), **changes: Any
+) -> Run:
     """A run in the ledger, without asking the hub."""
     spec = a_spec(**changes)
-    return ledger_package.register(ledger, run_id, spec, {"asked": spec.model_dump(mode="json")})
+    return ledger_package.register(ledger, run_id, spec, {"asked": spec.model_dump(mode="json"), **pins})
 
 
 def open_ledger(url: str) -> Ledger:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from psycopg.types.json import Jsonb
 
 from tasks import stages
 from tasks.errors import Busy, Fenced, InputError, StageFailed
@@ -251,6 +252,11 @@ def test_a_run_keeps_the_spec_that_it_started_with(ledger, settings, monkeypatch
     later = stages.freeze(ledger, "nightly", spec, datetime(2026, 3, 10, tzinfo=UTC), settings)
     assert (later.spec, later.pins["commit"]) == (run.spec, "c1")
     assert len(asked) == 1
+    # A version of this project that had no such field yet.
+    asked = {**run.pins["asked"], "limits": {"deadline": "6h"}}
+    with ledger.transaction() as connection:
+        connection.execute("update run set pins = pins || %s", [Jsonb({"asked": asked})])
+    assert stages.freeze(ledger, "nightly", spec, at, settings).spec == run.spec
     changed = spec.model_copy(update={"limits": Limits(partial=True)})
     with pytest.raises(InputError, match=r"another spec \(limits differ\)"):
         stages.freeze(ledger, "nightly", changed, at, settings)

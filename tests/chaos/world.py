@@ -44,11 +44,11 @@ _TIMED = """
 from datetime import timedelta
 from airflow.sdk import dag
 from batch_run import batch_run
-from pipeline_tasks import run_spec_params
+from pipeline_tasks import freeze, run_spec_params
 
 @dag(dag_id="qwen_timed", schedule=None, params=run_spec_params(), dagrun_timeout=timedelta(hours=1))
 def qwen_timed():
-    batch_run()
+    batch_run(freeze())
 
 qwen_timed()
 """

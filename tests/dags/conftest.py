@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from fcntl import LOCK_EX, flock
 from pathlib import Path
 from typing import Any
@@ -41,41 +42,84 @@ def read_by_airflow(tmp_path_factory: pytest.TempPathFactory, worker_id: str) ->
     return found
 
 
+@pytest.fixture(scope="session")
+def _acting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[str]]:
+    folder = tmp_path_factory.mktemp("acting")
+    # Its log is not read: a pipe would fill up.
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(
+            _command("act.py"),
+            env=_environment(folder),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def act(_acting: subprocess.Popen[str], database_url: str) -> Callable[..., dict[str, Any]]:
+    """Does a task of a DAG, and says what it returned or raised. See tests/dags/act.py."""
+    assert _acting.stdin is not None
+    assert _acting.stdout is not None
+    given, said = _acting.stdin, _acting.stdout
+
+    def act(dag: str, task: str, run: str = "run-1", **more: Any) -> dict[str, Any]:
+        print(
+            json.dumps({"ledger": database_url, "dag": dag, "task": task, "run": run, **more}),
+            file=given,
+            flush=True,
+        )
+        marked = (line.partition("came of it: ")[2] for line in said)
+        found: dict[str, Any] = json.loads(next(filter(None, marked)))
+        return found
+
+    return act
+
+
 def _read(folder: Path) -> dict[str, Any]:
-    (folder / "nightly").mkdir()
-    (folder / "nightly" / "prod.yaml").write_text(NIGHTLY.format(cron="30 0 * * *"))
-    (folder / "nightly" / "never.yaml").write_text(NIGHTLY.format(cron="99 0 * * *"))
-    (folder / "nightly" / "leap.yaml").write_text(NIGHTLY.format(cron="0 0 31 2 *"))
-    (folder / "nightly" / "early.yaml").write_text(
-        NIGHTLY.format(cron="30 0 * * *").replace("}", ", start: 0001-01-01}", 1)
+    said = subprocess.run(
+        _command("describe.py"), env=_environment(folder), capture_output=True, text=True, check=False
     )
+    assert said.returncode == 0, said.stderr
+    found: dict[str, Any] = json.loads(said.stdout.splitlines()[-1])
+    return found
+
+
+def _command(script: str) -> list[str | Path]:
+    return [sys.executable, Path(__file__).with_name(script), REPOSITORY / "plugins", REPOSITORY / "dags"]
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """Of a deployment of two nodes, with good and bad files of nightly runs."""
+    (folder / "nightly").mkdir()
+    good = NIGHTLY.format(cron="30 0 * * *")
+    for name, text in {
+        "prod": good,
+        "never": NIGHTLY.format(cron="99 0 * * *"),
+        "leap": NIGHTLY.format(cron="0 0 31 2 *"),
+        "early": good.replace("}", ", start: 0001-01-01}", 1),
+        "elsewhere": good.replace("dgx-07", "dgx-99"),
+    }.items():
+        (folder / "nightly" / f"{name}.yaml").write_text(text)
     told = {
         "notifier": "airflow.providers.smtp.notifications.smtp:SmtpNotifier",
         "arguments": {"to": "nobody"},
     }
-    environment = {
+    return {
         **os.environ,
         "AIRFLOW_HOME": str(folder),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
         "AIRFLOW__CORE__PLUGINS_FOLDER": str(REPOSITORY / "plugins"),
         "AIRFLOW__LOGGING__LOGGING_LEVEL": "ERROR",
+        "QWEN_PIPELINE_HOME": str(folder / "home"),
         "QWEN_PIPELINE_NIGHTLY": str(folder / "nightly"),
         "QWEN_PIPELINE_NODES": '["dgx-07", "dgx-08"]',
         "QWEN_PIPELINE_NODE_QUEUES": "true",
         "QWEN_PIPELINE_NOTIFY": json.dumps([{**told, "on": ["failure"]}]),
     }
-    said = subprocess.run(
-        [
-            sys.executable,
-            Path(__file__).with_name("describe.py"),
-            REPOSITORY / "plugins",
-            REPOSITORY / "dags",
-        ],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert said.returncode == 0, said.stderr
-    found: dict[str, Any] = json.loads(said.stdout.splitlines()[-1])
-    return found

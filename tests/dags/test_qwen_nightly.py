@@ -10,7 +10,7 @@ def prod(read_by_airflow):
 
 def test_it_runs_when_and_where_the_file_says(prod):
     assert (prod["cron"], prod["timezone"], prod["catchup"]) == ("30 0 * * *", "Europe/Berlin", False)
-    assert prod["tasks"]["provision"]["queue"] == "dgx-07"
+    assert {prod["tasks"][name]["queue"] for name in ("freeze", "provision")} == {"dgx-07"}
     assert prod["tasks"]["prepare"]["queue"] == "default"
 
 
@@ -19,19 +19,27 @@ def test_its_params_are_the_files_spec_with_open_dates(prod):
     assert prod["params"]["batch"]["input"] == "/prompts/{{ ds }}/"
 
 
-def test_its_tasks_are_those_of_qwen_batch(prod, read_by_airflow):
+@pytest.mark.parametrize("name", ["prod", "never"])
+def test_its_tasks_are_those_of_qwen_batch_even_when_its_file_is_spoilt_while_it_runs(read_by_airflow, name):
     def shape(dag):
         return {
             name: (task["upstream"], task["setup"], task["teardown"]) for name, task in dag["tasks"].items()
         }
 
-    assert shape(prod) == shape(read_by_airflow["dags"]["qwen_batch"])
+    dags = read_by_airflow["dags"]
+    assert shape(dags[f"qwen_nightly_{name}"]) == shape(dags["qwen_batch"])
 
 
 def test_a_file_that_cannot_be_scheduled_is_a_dag_that_says_why(read_by_airflow):
     never = read_by_airflow["dags"]["qwen_nightly_never"]
     assert never["cron"] is None
     assert "schedule.cron: '99 0 * * *' is no cron expression" in never["doc"]
+
+
+def test_a_file_for_a_node_that_nobody_serves_is_refused(read_by_airflow):
+    elsewhere = read_by_airflow["dags"]["qwen_nightly_elsewhere"]
+    assert elsewhere["cron"] is None
+    assert "node: 'dgx-99' is none of this deployment's (dgx-07, dgx-08" in elsewhere["doc"]
 
 
 def test_a_night_that_never_comes_is_refused(read_by_airflow):

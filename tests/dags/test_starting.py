@@ -1,0 +1,77 @@
+"""How a run starts in the ledger, by the first task of its DAG; and that one that has started goes on."""
+
+import json
+
+import pytest
+
+from tasks.ledger import load
+from tests.runs import a_run, open_ledger
+
+
+@pytest.fixture
+def conf(tmp_path):
+    """A conf of qwen_batch that is right."""
+    (tmp_path / "prompts.jsonl").write_text(json.dumps({"row_id": "a", "prompt": "x"}))
+    return {
+        "model": {"repo": "owner/name"},
+        "node": "dgx-08",
+        "layout": {"cpu": 1},
+        "batch": {
+            "input": str(tmp_path / "prompts.jsonl"),
+            "output": str(tmp_path / "answers"),
+            "prompt": "prompt",
+        },
+    }
+
+
+def test_a_conf_that_names_what_has_no_default_starts_a_run(act, conf):
+    came = act("qwen_batch", "freeze", conf=conf)
+    assert came["returned"]["spec"]["batch"] == came["returned"]["spec"]["batch"] | conf["batch"]
+    assert came["returned"]["spec"]["tenant"] == "default"
+
+
+@pytest.mark.parametrize(
+    ("dag", "task", "missing"),
+    [
+        ("qwen_batch", "freeze", ["model", "layout", "batch"]),
+        ("qwen_pool", "freeze", ["model", "layout"]),
+        ("qwen_release", "freeze_release", ["model"]),
+    ],
+)
+def test_an_example_of_the_form_is_not_run_because_the_conf_leaves_it_out(act, conf, dag, task, missing):
+    for name in missing:
+        came = act(dag, task, conf={given: conf[given] for given in missing if given != name})
+        assert came["raised"] == "AirflowFailException"
+        assert f"does not name {name}: the form holds an example there" in came["message"]
+
+
+def test_a_node_whose_queue_nobody_serves_is_refused(act, conf):
+    came = act("qwen_batch", "freeze", conf={**conf, "node": "dgx-99"})
+    assert "node: 'dgx-99' is none of this deployment's (dgx-07, dgx-08" in came["message"]
+
+
+def test_a_nightly_dag_takes_what_the_conf_leaves_out_from_its_file(act, conf):
+    came = act("qwen_nightly_prod", "freeze", conf={"batch": conf["batch"]})
+    assert came["returned"]["spec"]["tenant"] == "prod"
+
+
+def test_the_day_of_a_nightly_run_is_the_one_on_the_wall_of_its_schedule(act, conf, tmp_path):
+    batch = {**conf["batch"], "output": str(tmp_path / "{{ ds }}")}
+    came = act("qwen_nightly_prod", "freeze", conf={"batch": batch}, logical_date="2026-03-08T23:30:00+00:00")
+    assert came["returned"]["spec"]["batch"]["output"] == str(tmp_path / "2026-03-09")
+
+
+def test_a_refused_file_starts_no_run_and_says_why(act):
+    came = act("qwen_nightly_never", "freeze")
+    assert came["raised"] == "AirflowFailException"
+    assert "schedule.cron: '99 0 * * *' is no cron expression" in came["message"]
+
+
+@pytest.mark.parametrize("dag", ["qwen_nightly_prod", "qwen_nightly_never"])
+def test_a_run_that_has_started_keeps_its_spec_though_its_file_is_another_or_wrong_now(
+    act, database_url, dag
+):
+    with open_ledger(database_url) as ledger:
+        run = a_run(ledger, f"{dag}.run-1", pins={"release_id": "r", "commit": "c"}, tenant="before")
+        assert act(dag, "freeze")["returned"]["spec"] == run.spec.model_dump(mode="json")
+        assert load(ledger, run.run_id).spec == run.spec
