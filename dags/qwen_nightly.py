@@ -5,7 +5,7 @@ where the schedule is, and stay what they were when a run is cleared or runs lat
 runs of different ones wait for each other's devices in the order in which they came.
 """
 
-from datetime import date
+from datetime import timedelta
 from typing import Any
 
 import pendulum
@@ -22,8 +22,9 @@ from tasks.errors import InputError
 from tasks.spec import RunSpec
 from tasks.spec.nightly import Nightly, Refused, read_folder
 
-# Of a schedule that does not say when it begins: it makes up for nothing, so any day of the past will do.
-_LONG_AGO = date(2026, 1, 1)
+# Airflow reckons a DAG's first night anew each time it reads the file: one that has just begun must not be passed over.
+# (Its `run_immediately=False` means a tenth of the time between two nights.)
+_JUST_BEGUN = timedelta(minutes=10)
 
 
 def nightly(one: Nightly) -> DAG:
@@ -34,15 +35,16 @@ def nightly(one: Nightly) -> DAG:
     """
     queue = settings.current().queue_of(one.spec.node)
     zone = one.schedule.timezone
-    nights = CronTriggerTimetable(one.schedule.cron, timezone=zone)
+    nights = CronTriggerTimetable(one.schedule.cron, timezone=zone, run_immediately=_JUST_BEGUN)
     nights.validate()
     # The 31st of February is an expression too, and Airflow would wait for it without a word.
     croniter(one.schedule.cron).get_next()
-    start = one.schedule.start or _LONG_AGO
+    start = one.schedule.start
     dag = DAG(
         f"qwen_nightly_{one.name}",
         schedule=nights,
-        start_date=pendulum.datetime(start.year, start.month, start.day, tz=zone),
+        # Without one, nothing is made up for when the DAG is first switched on.
+        start_date=start and pendulum.datetime(start.year, start.month, start.day, tz=zone),
         catchup=one.schedule.catchup,
         max_active_runs=1,
         params=run_spec_params(one.spec),

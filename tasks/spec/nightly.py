@@ -38,7 +38,7 @@ class Schedule(BaseModel):
     """Of the cron expression, and of the dates in the spec: `{{ ds }}` is the day on the wall there."""
     catchup: bool = False
     """Whether nights that were missed (the scheduler was down, the DAG paused) are made up for, each on its own.
-    false: the last one only, at once when the DAG is switched on."""
+    false: the last one only, at once when the DAG is switched on again."""
     start: date | None = None
     """The first day, on the wall, for which there is a run; needed with `catchup`, lest a new file runs every night
     of the past."""

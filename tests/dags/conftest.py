@@ -103,6 +103,7 @@ def _environment(folder: Path) -> dict[str, str]:
         "prod": good,
         "never": NIGHTLY.format(cron="99 0 * * *"),
         "leap": NIGHTLY.format(cron="0 0 31 2 *"),
+        "made_up": good.replace("}", ", catchup: true, start: 2026-02-01}", 1),
         "early": good.replace("}", ", start: 0001-01-01}", 1),
         "elsewhere": good.replace("dgx-07", "dgx-99"),
     }.items():

@@ -14,6 +14,8 @@ BundleDagBag = import_module("airflow.dag_processing.dagbag").BundleDagBag
 
 decode_deadline_alert = import_module("airflow.serialization.decoders").decode_deadline_alert
 encode_deadline_alert = import_module("airflow.serialization.encoders").encode_deadline_alert
+base = import_module("airflow.timetables.base")
+pendulum = import_module("pendulum")
 DagSerialization = import_module("airflow.serialization.serialized_objects").DagSerialization
 RUN_ID = "manual__2026-01-02T00:00:00+00:00"
 
@@ -32,6 +34,15 @@ def warns_at(dag, conf):
     return None
 
 
+def next_run(dag, now, last=None):
+    """When Airflow's scheduler starts a run of `dag` next, as of `now`, `last` having been the last."""
+    import_module("airflow.timetables.trigger").utcnow = lambda: datetime.fromisoformat(now)
+    at = last and pendulum.parse(last)
+    ran = last and base.DagRunInfo.interval(at, at)
+    found = read_back(dag).next_dagrun_info(last_automated_run_info=ran)
+    return found and found.run_after.isoformat()
+
+
 bag = BundleDagBag(dag_folder=sys.argv[2], bundle_path=sys.argv[2], bundle_name="dags")
 print(
     json.dumps(
@@ -46,8 +57,15 @@ print(
                         "default": warns_at(dag, {}),
                         "conf": warns_at(dag, {"limits": {"deadline": "6h", "warn": "3h"}}),
                     },
+                    "next_run": {
+                        "switched on by day": next_run(dag, "2026-03-09T14:00:00+00:00"),
+                        "read again just after": next_run(dag, "2026-03-08T23:30:20+00:00"),
+                        "after a pause": next_run(
+                            dag, "2026-03-09T14:00:00+00:00", last="2026-03-01T23:30:00+00:00"
+                        ),
+                    },
                     "cron": getattr(dag.timetable, "expression", None),
-                    "timezone": str(dag.timezone),
+                    "timezone": str(getattr(dag.timetable, "timezone", dag.timezone)),
                     "catchup": dag.catchup,
                     "max_active_runs": dag.max_active_runs,
                     "paused": dag.is_paused_upon_creation,

@@ -14,6 +14,21 @@ def test_it_runs_when_and_where_the_file_says(prod):
     assert prod["tasks"]["prepare"]["queue"] == "default"
 
 
+def test_one_that_is_first_switched_on_by_day_waits_for_the_night(prod):
+    assert prod["next_run"]["switched on by day"] == "2026-03-09T23:30:00+00:00"
+    assert prod["next_run"]["read again just after"] == "2026-03-08T23:30:00+00:00"
+
+
+def test_the_last_of_the_nights_that_were_missed_is_run_at_once(prod):
+    assert prod["next_run"]["after a pause"] == "2026-03-08T23:30:00+00:00"
+
+
+def test_with_catchup_every_night_since_its_start_is_run(read_by_airflow):
+    made_up = read_by_airflow["dags"]["qwen_nightly_made_up"]["next_run"]
+    assert made_up["switched on by day"] == "2026-01-31T23:30:00+00:00"  # the 1st on the wall
+    assert made_up["after a pause"] == "2026-03-02T23:30:00+00:00"
+
+
 def test_its_params_are_the_files_spec_with_open_dates(prod):
     assert prod["params"]["tenant"] == "prod"
     assert prod["params"]["batch"]["input"] == "/prompts/{{ ds }}/"
