@@ -179,12 +179,17 @@ def with_links(executed: Any) -> Any:
     return executed
 
 
-@task(doc_md="Keeps a failed run failed: teardowns that succeed would hide it.")
+@task(
+    retries=RETRIES,
+    retry_delay=RETRY_DELAY,
+    doc_md="Keeps a failed run failed: teardowns that succeed would hide it.",
+)
 def judge() -> str:
-    """Close the run in the ledger and say how it went; fails when any of its tasks failed."""
+    """Close the run in the ledger and say how it went; fails when any of its tasks failed, or never ran."""
     from airflow.sdk.exceptions import AirflowFailException
 
-    from tasks.ledger import Ledger, close
+    from tasks import stages
+    from tasks.ledger import Ledger
 
     context = get_current_context()
     instance: RuntimeTaskInstanceProtocol = context["ti"]
@@ -192,13 +197,16 @@ def judge() -> str:
     failed = sorted(name for name, state in states.items() if state in ("failed", "upstream_failed"))
     unfinished = sorted(name for name, state in states.items() if state == "skipped")
     deployment = settings.current()
-    with Ledger(deployment.database_url(), deployment.sql) as ledger:
-        close(ledger, name_of_run(context), "failed" if failed or unfinished else "done")
+    try:
+        with Ledger(deployment.database_url(), deployment.sql) as ledger:
+            verdict = stages.close(ledger, name_of_run(context), succeeded=not (failed or unfinished))
+    except StageError as error:
+        answer(error, context)
     if failed or unfinished:
         raise AirflowFailException(
             f"the run failed: {', '.join(failed + unfinished)} did not succeed; see their logs"
         )
-    return "done"
+    return verdict
 
 
 def name_of_run(context: Any) -> str:

@@ -17,7 +17,12 @@ def freeze_release() -> dict[str, Any]:
     return start_run(parse_release, by_hand=ReleaseSpec)
 
 
-@task(outlets=[RELEASE], doc_md="Tell whoever waits for it that the release is there.")
+@task(
+    outlets=[RELEASE],
+    retries=RETRIES,
+    retry_delay=RETRY_DELAY,
+    doc_md="Tell whoever waits for it that the release is there.",
+)
 def announce(converted: dict[str, Any]) -> dict[str, Any]:
     """An asset event with what `convert` found in the store."""
     facts: dict[str, Any] = converted["facts"]

@@ -18,6 +18,8 @@ from tasks import settings as deployment
 from tasks.contract import Context, Outcome, StageModule
 from tasks.errors import Fenced, InputError, Remedy, StageError, StageFailed
 from tasks.ledger import Claim, Ledger, Run, leases, load, register, take
+from tasks.ledger import close as close_run
+from tasks.ledger.claims import facts_of
 from tasks.ledger.runs import find as find_run
 from tasks.node import lock, processes
 from tasks.settings import Settings
@@ -136,6 +138,14 @@ def execute(
         outcome.facts,
         round(seconds, 2),
     )
+
+
+def close(ledger: Ledger, run_id: str, *, succeeded: bool) -> str:
+    """End the run in the ledger, where it is one; returns its verdict: `done`, `partial` or `failed`."""
+    counted = facts_of(ledger, run_id, "reconcile") or {}
+    verdict = "failed" if not succeeded else "partial" if counted.get("not_started") else "done"
+    close_run(ledger, run_id, verdict)
+    return verdict
 
 
 def end_predecessors(run_id: str, stage: Stage, holders: list[processes.Process], settings: Settings) -> None:

@@ -2,24 +2,28 @@
 
 from typing import Any
 
+from tasks import stages
 from tasks.cli.status import stages_of
 from tasks.ledger import Ledger, load
-from tasks.ledger import close as close_run
 from tasks.settings import Settings
+from tasks.stage_list import STAGES
 
 
 def close(settings: Settings, run_id: str) -> tuple[dict[str, Any], str]:
-    """End the run in the ledger: `done` when each of its stages is, else `failed`. Its release is free then, and the
-    next `qwen-pipeline reap` ends what the run still has.
+    """End the run in the ledger: `done` (or `partial`) when each of its stages is, else `failed`. Its release is free
+    then, and the next `qwen-pipeline reap` ends what the run still has.
 
     Raises:
         InputError: there is no such run.
     """
     with Ledger(settings.database_url(), settings.sql) as ledger:
         load(ledger, run_id)
-        unfinished = [row["stage"] for row in stages_of(ledger, run_id) if row["outcome"] != "done"]
-        verdict = "failed" if unfinished else "done"
-        close_run(ledger, run_id, verdict)
+        unfinished = [
+            row["stage"]
+            for row in stages_of(ledger, run_id)
+            if row["stage"] in STAGES and row["outcome"] not in ("done", "nothing to do")
+        ]
+        verdict = stages.close(ledger, run_id, succeeded=not unfinished)
     because = f": {', '.join(unfinished)} did not succeed" if unfinished else ""
     return {
         "run": run_id,
