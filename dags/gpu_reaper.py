@@ -4,6 +4,7 @@ The second line of defence: the first is a timer of each node's service manager 
 Airflow. Safe at any time, and twice at once.
 """
 
+from datetime import timedelta
 from typing import Any
 
 from airflow.sdk import dag, task
@@ -15,6 +16,8 @@ from tasks import settings
     schedule="*/5 * * * *",
     catchup=False,
     max_active_runs=1,
+    # A node that is down keeps its task waiting, and must not keep the others from their next round.
+    dagrun_timeout=timedelta(minutes=4),
     is_paused_upon_creation=False,
     tags=["qwen"],
     doc_md=__doc__,
