@@ -48,8 +48,8 @@ def _acting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Pop
     # Its log is not read: a pipe would fill up.
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
-            _command("act.py"),
-            env=_environment(folder),
+            command("act.py"),
+            env=environment_of(folder),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -84,18 +84,19 @@ def act(_acting: subprocess.Popen[str], database_url: str) -> Callable[..., dict
 
 def _read(folder: Path) -> dict[str, Any]:
     said = subprocess.run(
-        _command("describe.py"), env=_environment(folder), capture_output=True, text=True, check=False
+        command("describe.py"), env=environment_of(folder), capture_output=True, text=True, check=False
     )
     assert said.returncode == 0, said.stderr
     found: dict[str, Any] = json.loads(said.stdout.splitlines()[-1])
     return found
 
 
-def _command(script: str) -> list[str | Path]:
+def command(script: str) -> list[str | Path]:
+    """One of the scripts of this folder, in a process of its own."""
     return [sys.executable, Path(__file__).with_name(script), REPOSITORY / "plugins", REPOSITORY / "dags"]
 
 
-def _environment(folder: Path) -> dict[str, str]:
+def environment_of(folder: Path) -> dict[str, str]:
     """Of a deployment of two nodes, with good and bad files of nightly runs."""
     (folder / "nightly").mkdir()
     good = NIGHTLY.format(cron="30 0 * * *")

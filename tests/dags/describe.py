@@ -67,6 +67,13 @@ print(
                     "cron": getattr(dag.timetable, "expression", None),
                     "timezone": str(getattr(dag.timetable, "timezone", dag.timezone)),
                     "catchup": dag.catchup,
+                    "timeout_s": dag.dagrun_timeout and dag.dagrun_timeout.total_seconds(),
+                    "cleared_with_run": [
+                        one.task_id
+                        for one in read_back(dag)
+                        .partial_subset(["run"], include_upstream=False, include_downstream=True)
+                        .tasks
+                    ],
                     "max_active_runs": dag.max_active_runs,
                     "paused": dag.is_paused_upon_creation,
                     "doc": dag.doc_md,
@@ -80,6 +87,7 @@ print(
                             "fails_run": task.on_failure_fail_dagrun,
                             "kind": type(task).__mro__[1].__name__,
                             "queue": task.queue,
+                            "retries": task.retries,
                             "outlets": [asset.name for asset in task.outlets],
                             "links": [
                                 one.name for one in read_back(dag).get_task(task.task_id).operator_extra_links

@@ -31,7 +31,7 @@ def test_no_device_is_taken_before_weights_and_rows_are_known_to_be_good(describ
 
 
 def test_what_gives_back_is_a_teardown_of_the_first_task_so_that_it_runs_whatever_fails(described):
-    for name in ("stop", "restore", "judge"):
+    for name in ("stop", "restore"):
         assert described["tasks"][name]["teardown"]
         assert "freeze" in described["tasks"][name]["upstream"]
     assert described["tasks"]["freeze"]["setup"]
@@ -40,6 +40,10 @@ def test_what_gives_back_is_a_teardown_of_the_first_task_so_that_it_runs_whateve
 def test_a_failed_run_stays_failed(described):
     assert described["tasks"]["judge"]["fails_run"]
     assert {"publish", "restore"} <= set(described["tasks"]["judge"]["upstream"])
+
+
+def test_a_task_that_is_cleared_with_what_follows_brings_all_that_ends_a_run_with_it(described):
+    assert {"freeze", "provision", "start", "stop", "restore", "judge"} <= set(described["cleared_with_run"])
 
 
 def test_clearing_the_run_brings_devices_and_workers_back_with_it(described):

@@ -78,5 +78,15 @@ def test_the_reaper_runs_on_every_node_and_is_not_paused(read_by_airflow):
     assert reaper["paused"] is False
 
 
+def test_a_node_that_is_down_keeps_no_other_from_being_reaped(read_by_airflow):
+    reaper = read_by_airflow["dags"]["gpu_reaper"]
+    assert (reaper["cron"], reaper["max_active_runs"]) == ("*/5 * * * *", 1)
+    assert reaper["timeout_s"] < 5 * 60
+
+
+def test_a_reaper_that_fails_all_night_wakes_nobody_every_five_minutes(read_by_airflow):
+    assert read_by_airflow["dags"]["gpu_reaper"]["told_of_failure"] == []
+
+
 def test_its_deadline_is_on_the_wall_where_its_schedule_is(prod):
     assert prod["warns_at"]["default"] == "2026-01-02T05:00:00+00:00"  # an hour before 7 in Berlin

@@ -21,7 +21,7 @@ def test_its_tasks_are_those_of_a_batch_without_the_rows(described, read_by_airf
 
 
 def test_workers_and_devices_are_given_back_whatever_happens_to_it(described):
-    for name in ("stop", "restore", "judge"):
+    for name in ("stop", "restore"):
         assert described["tasks"][name]["teardown"]
         assert "freeze" in described["tasks"][name]["upstream"]
     assert described["tasks"]["judge"]["fails_run"]
