@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
+from airflow import settings as airflow_settings
 from airflow.sdk import AsyncCallback, DeadlineAlert
 from airflow.sdk.definitions.deadline import BaseDeadlineReference
 from run_name import run_name
@@ -64,9 +65,14 @@ class BeforeTheDeadline(BaseDeadlineReference):
         return deadline.astimezone(UTC) - timedelta(seconds=warn_s)
 
 
-def warning(spec: RunSpec | None = None, timezone: str = "UTC") -> DeadlineAlert:
-    """The alert of a DAG whose runs have `spec`, unless their conf says otherwise."""
+def warning(spec: RunSpec | None = None, timezone: str | None = None) -> DeadlineAlert:
+    """The alert of a DAG whose runs have `spec`, unless their conf says otherwise.
+
+    Args:
+        timezone: of the wall; None: Airflow's `default_timezone`, by which a run without a schedule is frozen, too.
+    """
     limits = Limits() if spec is None else spec.limits
+    timezone = timezone or str(airflow_settings.TIMEZONE)
     return DeadlineAlert(
         name="before the deadline",
         reference=BeforeTheDeadline(limits.model_dump(mode="json"), timezone),
@@ -78,6 +84,9 @@ def warning(spec: RunSpec | None = None, timezone: str = "UTC") -> DeadlineAlert
 async def warn(context: dict[str, Any]) -> None:
     """Say how the run stands, in the triggerer's log and to whoever `notify` names for deadlines."""
     run = context["dag_run"]
+    if run.get("state") in ("success", "failed"):
+        # The ledger need not know it: a run may have been refused.
+        return
     text = await asyncio.to_thread(_how_it_stands, run_name(run["dag_id"], run["dag_run_id"]))
     if text is None:
         return

@@ -1,5 +1,6 @@
 """Says, as JSON, what Airflow's own bag reads in dags/. Run in a process of its own: PLUGINS DAGS."""
 
+import asyncio
 import json
 import sys
 from datetime import UTC, datetime
@@ -43,10 +44,22 @@ def next_run(dag, now, last=None):
     return found and found.run_after.isoformat()
 
 
+def spoken_of(state):
+    """Whether somebody is warned of a run of which the ledger knows nothing, while it is in that state."""
+    said = []
+    deadline_alert = import_module("deadline_alert")
+    deadline_alert._how_it_stands = said.append
+    asyncio.run(
+        deadline_alert.warn({"dag_run": {"dag_id": "qwen_batch", "dag_run_id": RUN_ID, "state": state}})
+    )
+    return said != []
+
+
 bag = BundleDagBag(dag_folder=sys.argv[2], bundle_path=sys.argv[2], bundle_name="dags")
 print(
     json.dumps(
         {
+            "spoken_of": {state: spoken_of(state) for state in ("queued", "running", "success", "failed")},
             "errors": bag.import_errors,
             "heavy": sorted({"torch", "vllm", "pyspark", "transformers", "fastapi"} & set(sys.modules)),
             "dags": {
@@ -56,6 +69,7 @@ print(
                     "warns_at": {
                         "default": warns_at(dag, {}),
                         "conf": warns_at(dag, {"limits": {"deadline": "6h", "warn": "3h"}}),
+                        "on the wall": warns_at(dag, {"limits": {"deadline": "07:00", "warn": "1h"}}),
                     },
                     "next_run": {
                         "switched on by day": next_run(dag, "2026-03-09T14:00:00+00:00"),

@@ -79,3 +79,16 @@ def test_airflow_has_the_schema_of_the_spec_for_every_field_of_the_form(describe
 def test_whoever_wants_to_know_is_warned_before_the_deadline(described):
     assert described["warns_at"]["default"] == "2026-01-02T05:00:00+00:00"  # an hour before the 6 of the spec
     assert described["warns_at"]["conf"] == "2026-01-02T03:00:00+00:00"
+
+
+def test_the_clock_of_its_deadline_is_airflows_own(described):
+    assert described["warns_at"]["on the wall"] == "2026-01-02T04:00:00+00:00"  # an hour before 7 in Helsinki
+
+
+def test_nobody_is_warned_of_a_run_that_has_ended_before_it_began(read_by_airflow):
+    assert read_by_airflow["spoken_of"] == {
+        "queued": True,
+        "running": True,
+        "success": False,
+        "failed": False,
+    }

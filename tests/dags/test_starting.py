@@ -61,6 +61,14 @@ def test_the_day_of_a_nightly_run_is_the_one_on_the_wall_of_its_schedule(act, co
     assert came["returned"]["spec"]["batch"]["output"] == str(tmp_path / "2026-03-09")
 
 
+def test_the_day_of_a_run_by_hand_is_that_of_airflows_time_zone(act, conf, tmp_path):
+    batch = {**conf["batch"], "output": str(tmp_path / "{{ ds }}")}
+    came = act(
+        "qwen_batch", "freeze", conf={**conf, "batch": batch}, logical_date="2026-03-08T22:30:00+00:00"
+    )
+    assert came["returned"]["spec"]["batch"]["output"] == str(tmp_path / "2026-03-09")  # in Helsinki
+
+
 def test_a_refused_file_starts_no_run_and_says_why(act):
     came = act("qwen_nightly_never", "freeze")
     assert came["raised"] == "AirflowFailException"
