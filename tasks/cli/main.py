@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
@@ -25,6 +25,9 @@ from tasks.errors import InputError, StageError
 from tasks.settings import Settings, variable
 from tasks.spec import RunSpec, read
 from tasks.stage_list import STAGES
+
+if TYPE_CHECKING:
+    from tasks.ledger import Run
 
 
 @dataclass(frozen=True)
@@ -70,9 +73,11 @@ def _stage(options: argparse.Namespace, settings: Settings) -> Answer:
     from tasks.ledger import Ledger, load
 
     spec = _spec(options)
-    run_id = options.run or _name_of(spec)
     if getattr(options, "dry_run", False):
-        return _dry_run(spec, run_id, settings)
+        # No run is started: today is as good as any other day.
+        day = options.date or datetime.now(UTC).isoformat()
+        return _dry_run(spec, options.run or _name_of(spec, day), settings)
+    run_id = options.run or _name_of(spec, options.date)
     if spec is not None:
         _refuse_bad_input(spec, run_id, settings)
     with Ledger(settings.database_url(), settings.sql) as ledger:
@@ -81,6 +86,8 @@ def _stage(options: argparse.Namespace, settings: Settings) -> Answer:
             if spec is None
             else stages.freeze(ledger, run_id, spec, _date(options.date), settings)
         )
+    if spec is not None and options.date is not None:
+        _refuse_another_day(spec, options.date, run)
     result = stages.execute(options.verb, run.run_id, settings=settings)
     text = f"{result.stage}: {result.message} ({result.seconds:.1f} s)"
     if "checks" in result.facts:
@@ -120,6 +127,22 @@ def _refuse_bad_input(spec: RunSpec, run_id: str, settings: Settings) -> None:
         except StageError:
             pass  # what is wrong with the input is the better news
         raise refusal from None
+
+
+def _refuse_another_day(spec: RunSpec, date: str, run: "Run") -> None:
+    """A run keeps the dates that it started with, and whoever names another one means another run."""
+    from tasks.spec.freeze import resolve_dates
+
+    then, asked = run.spec, resolve_dates(spec, _date(date))
+    # What its deadline is was resolved, too, and not by this date.
+    asked = asked.model_copy(
+        update={"limits": asked.limits.model_copy(update={"deadline": then.limits.deadline})}
+    )
+    if then != asked:
+        raise InputError(
+            f"--date {date}: run {run.run_id!r} was started for another date, and a run keeps its dates (its "
+            f"batch.input is {then.batch.input}): give this one another name with --run"
+        )
 
 
 def _migrate(options: argparse.Namespace, settings: Settings) -> Answer:
@@ -178,7 +201,7 @@ def _report(options: argparse.Namespace, settings: Settings) -> Answer:
     from tasks.cli.report import report
 
     spec = _spec(options)
-    name = options.run or _name_of(spec)
+    name = options.run or _name_of(spec, options.date)
     return Answer(*report(settings, name))
 
 
@@ -196,10 +219,19 @@ def _spec(options: argparse.Namespace) -> RunSpec | None:
     return None
 
 
-def _name_of(spec: RunSpec | None) -> str:
-    """Without --run, calling verbs with one spec one after the other is one run."""
+def _name_of(spec: RunSpec | None, date: str | None) -> str:
+    """Without --run, calling verbs with one spec, for one day, one after the other is one run."""
+    from tasks.spec.freeze import holds_dates, resolve_dates
+
     assert spec is not None, "without a spec the run is named"
-    return f"cli-{sha256(spec.model_dump_json().encode()).hexdigest()[:8]}"
+    if date is None and holds_dates(spec):
+        raise InputError(
+            "the spec holds dates, and commands for two days are two runs: say which day with --date 2026-05-31, or "
+            "which run with --run NAME"
+        )
+    # Without what is a default: a field that comes with an upgrade must not make another run of it.
+    said = resolve_dates(spec, _date(date)).model_dump_json(exclude_defaults=True)
+    return f"cli-{sha256(said.encode()).hexdigest()[:8]}"
 
 
 def _date(text: str | None) -> datetime:
@@ -254,7 +286,7 @@ def _parser() -> argparse.ArgumentParser:
         verb.add_argument(
             "--date",
             metavar="DATE",
-            help="what {{ ds }} in the spec means; default: now",
+            help="what {{ ds }} in the spec means; default, with --run: now",
         )
         if stage.name == "provision":
             verb.add_argument(
@@ -263,6 +295,7 @@ def _parser() -> argparse.ArgumentParser:
     report = _verb(verbs, "report", "Rows, tokens and time of a run.", _report)
     report.add_argument("--spec", type=Path, metavar="FILE")
     report.add_argument("--run", metavar="NAME")
+    report.add_argument("--date", metavar="DATE", help="what {{ ds }} in the spec means")
     close = _verb(verbs, "close", "Say that a run by hand is over: done, or failed.", _close)
     close.add_argument("--run", metavar="NAME", required=True)
     status = _verb(verbs, "status", "What is held, running and done.", _status)

@@ -14,6 +14,11 @@ from tasks.spec.model import RunSpec
 _PLACEHOLDER = re.compile(r"\{\{\s*(.*?)\s*\}\}")
 
 
+def holds_dates(spec: RunSpec) -> bool:
+    """Whether `spec` means something else on another day."""
+    return _PLACEHOLDER.search(spec.model_dump_json()) is not None
+
+
 def resolve_dates(spec: RunSpec, at: datetime) -> RunSpec:
     """`spec` with every `{{ ds }}`-like date written out as of `at`.
 

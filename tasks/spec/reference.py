@@ -13,7 +13,8 @@ Everything a run needs, in one versioned document. The same schema is the DAG's 
 file of `qwen-pipeline --spec`; this page is written from it (`python -m tasks.spec.reference`).
 
 Unknown fields are refused. Strings may hold `{{ ds }}`, `{{ ds_nodash }}`, `{{ ts_nodash }}`, `{{ year }}`,
-`{{ month }}` and `{{ day }}`: they are resolved once, when the run first starts.
+`{{ month }}` and `{{ day }}`: they are resolved once, when the run first starts. On the command line such
+a run is named (`--run NAME`), or its day is (`--date 2026-05-31`).
 
 ```yaml
 version: 1

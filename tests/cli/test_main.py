@@ -1,6 +1,7 @@
 """The contract of the command line: exit statuses, one JSON object, no traceback for what a user can cause."""
 
 import json
+from hashlib import sha256
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -8,9 +9,13 @@ import pytest
 import yaml
 
 from tasks import settings as deployment
+from tasks import stages
 from tasks.cli import main
+from tasks.cli.main import _name_of
 from tasks.ledger import Ledger
 from tasks.settings import REPOSITORY
+from tasks.weights import pin
+from tests.runs import a_spec
 
 
 @pytest.fixture
@@ -139,6 +144,54 @@ def test_status_of_an_empty_ledger_says_so(home, database_url, monkeypatch, caps
     assert "no run has been started yet" in capsys.readouterr().out
     assert main(["status", "--run", "nobody"]) == 2
     assert "there is no run 'nobody'" in capsys.readouterr().err
+
+
+@pytest.fixture
+def named(home, spec, database_url, monkeypatch, capsys):
+    """The run that a command for a spec with dates means; what it does is of no interest."""
+    monkeypatch.setenv("QWEN_PIPELINE_LEDGER_URL", database_url)
+    monkeypatch.setattr(pin, "pin", lambda spec, settings: {"commit": "c"})
+    monkeypatch.setattr(
+        stages, "execute", lambda verb, run, settings: stages.Result(verb, run, 1, False, "", {}, 0.0)
+    )
+    spec["batch"]["output"] += "/{{ ds }}"
+    path = write(home, spec)
+
+    def named(*options):
+        status = main(["preflight", "--spec", path, "--json", *options])
+        said = json.loads(capsys.readouterr().out)
+        return (status, said.get("run") or said["message"])
+
+    return named
+
+
+def test_one_spec_is_another_run_on_another_day(named):
+    first = named("--date", "2026-05-30")
+    assert named("--date", "2026-05-30T23:00") == first
+    assert named("--date", "2026-05-31")[0] == 0
+    assert named("--date", "2026-05-31") != first
+
+
+def test_a_spec_with_dates_is_no_run_until_somebody_says_of_which_day(named):
+    status, said = named()
+    assert status == 2
+    assert "say which day with --date 2026-05-31" in said
+
+
+def test_a_run_that_is_named_keeps_the_day_on_which_it_started(named):
+    assert named("--run", "mine", "--date", "2026-05-30") == (0, "mine")
+    assert named("--run", "mine") == (0, "mine")
+    status, said = named("--run", "mine", "--date", "2026-05-31")
+    assert status == 2
+    assert "run 'mine' was started for another date" in said
+
+
+def test_a_runs_name_is_made_of_what_its_spec_says_so_that_no_new_default_makes_another_run_of_it():
+    said = (
+        '{"model":{"repo":"owner/name"},"layout":{"cpu":1},'
+        '"batch":{"input":"/prompts","output":"/answers","id":"id","prompt":"prompt"}}'
+    )
+    assert _name_of(a_spec(), None) == f"cli-{sha256(said.encode()).hexdigest()[:8]}"
 
 
 def test_a_second_migrate_has_nothing_to_do(home, empty_database_url, monkeypatch, capsys):
