@@ -86,19 +86,6 @@ set
     released_at = clock_timestamp()
 where lease_id = :lease_id and run_id = :run_id and live;
 
--- name: release_lease_that_is_over!
--- Unless it was renewed since the reaper looked.
-update lease
-set
-    state = 'released',
-    reason = :reason,
-    released_at = clock_timestamp()
-where
-    lease_id = :lease_id
-    and run_id = :run_id
-    and live
-    and (state = 'abandoned' or expires_at <= clock_timestamp());
-
 -- name: why_lease_ended^
 select
     state,

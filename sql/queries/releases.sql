@@ -24,19 +24,6 @@ select manifest_sha256
 from release
 where node = :node and release_id = :release_id and removed_at is null;
 
--- name: releases_of_node
-select
-    release_id,
-    path,
-    bytes,
-    files,
-    metrics,
-    made_by_run,
-    published_at
-from release
-where node = :node and removed_at is null
-order by published_at desc;
-
 -- name: users_of_release
 -- Runs that need it: an open pool serves it, or the run is open and pinned to it.
 select

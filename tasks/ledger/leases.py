@@ -163,22 +163,6 @@ def abandon(claim: Claim, lease_id: int, reason: str) -> None:
         claim.ledger.queries.abandon_lease(connection, lease_id=lease_id, run_id=claim.run_id, reason=reason)
 
 
-def release_if_over(claim: Claim, lease_id: int, reason: str) -> bool:
-    """Release an expired or abandoned lease; False when it was renewed or released meanwhile.
-
-    For the reaper, which acts under a claim `reap` of the lease's run, after it has ended the run's
-    processes.
-
-    Raises:
-        Fenced: the claim has ended.
-    """
-    with claim.writing() as connection:
-        released = claim.ledger.queries.release_lease_that_is_over(
-            connection, lease_id=lease_id, run_id=claim.run_id, reason=reason
-        )
-    return bool(released == 1)
-
-
 def live_leases(ledger: Ledger, node: str | None = None) -> list[Lease]:
     """The live leases of `node`, or of all nodes, oldest first."""
     with ledger.transaction() as connection:

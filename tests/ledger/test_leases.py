@@ -111,7 +111,7 @@ def test_an_expired_lease_is_nobody_elses_until_it_is_released(ledger, claim_of,
     ):
         leases.take(other, NODE, ["cpu:0"], HOUR)
     assert leases.lease_of(ledger, "a", NODE).is_over
-    assert leases.release_if_over(take(ledger, "a", "reap", frozenset())[0], lease.lease_id, "expired")
+    leases.release(take(ledger, "a", "reap", frozenset())[0], lease.lease_id, "expired")
     assert leases.take(other, NODE, ["cpu:0"], HOUR).run_id == "b"
 
 
@@ -135,12 +135,12 @@ def test_an_abandoned_lease_is_over_before_its_expiry_and_is_not_renewed(ledger,
         leases.take(claim_of("b"), NODE, ["cpu:0"], HOUR)
 
 
-def test_a_renewed_lease_expires_later_and_is_not_reaped(claim_of, clock):
+def test_a_renewed_lease_expires_later_and_is_not_over(ledger, claim_of, clock):
     claim = claim_of("a")
     lease = leases.take(claim, NODE, ["cpu:0"], 60)
     clock(lease)
     assert leases.renew(claim, lease.lease_id, HOUR) > lease.expires_at
-    assert not leases.release_if_over(claim, lease.lease_id, "too late")
+    assert not leases.lease_of(ledger, "a", NODE).is_over
 
 
 def test_a_released_lease_frees_its_devices_and_stays_released(ledger, claim_of):
@@ -152,21 +152,18 @@ def test_a_released_lease_frees_its_devices_and_stays_released(ledger, claim_of)
     assert leases.lease_of(ledger, "a", NODE) is None
     with pytest.raises(StageFailed, match=r"\(released: restored\)"):
         leases.renew(claim, lease.lease_id, HOUR)
-    assert not leases.release_if_over(claim, lease.lease_id, "again")
     assert leases.take(claim_of("b"), NODE, ["cpu:0"], HOUR)
     with pytest.raises(Busy):
         leases.take(claim, NODE, ["cpu:0"], HOUR)
 
 
-def test_a_run_cannot_touch_the_lease_of_another(ledger, claim_of, clock):
+def test_a_run_cannot_touch_the_lease_of_another(ledger, claim_of):
     lease = leases.take(claim_of("a"), NODE, ["cpu:0"], HOUR)
     other = claim_of("b")
     leases.release(other, lease.lease_id, "mine now")
     leases.abandon(other, lease.lease_id, "not mine")
     with pytest.raises(StageFailed, match="not held by run b"):
         leases.renew(other, lease.lease_id, HOUR)
-    clock(lease)
-    assert not leases.release_if_over(other, lease.lease_id, "not mine")
     assert leases.lease_of(ledger, "a", NODE).state == "held"
 
 
@@ -179,7 +176,6 @@ def test_an_old_holder_cannot_take_renew_or_release(ledger, claim_of):
         lambda: leases.renew(old, lease.lease_id, HOUR),
         lambda: leases.release(old, lease.lease_id, "too late"),
         lambda: leases.abandon(old, lease.lease_id, "too late"),
-        lambda: leases.release_if_over(old, lease.lease_id, "too late"),
     ):
         with pytest.raises(Fenced):
             act()
@@ -295,15 +291,6 @@ class Leases(RuleBasedStateMachine):
         if name in self.held:
             leases.release(self.claims[name], self.held.pop(name).lease_id, "restored")
             self.over.discard(name)
-
-    @rule(name=names)
-    def reap(self, name):
-        if name in self.held:
-            released = leases.release_if_over(self.claims[name], self.held[name].lease_id, "reaped")
-            assert released == (name in self.over)
-            if released:
-                del self.held[name]
-                self.over.discard(name)
 
     @invariant()
     def ledger_and_model_agree(self):

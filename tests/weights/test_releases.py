@@ -67,7 +67,6 @@ def test_a_release_that_nobody_needs_is_removed_and_can_be_made_again(world: Wor
     assert world.staging() == []
     assert releases.listing(world.settings, world.ledger) == []
     with world.ledger.transaction() as connection:
-        assert not list(world.ledger.queries.releases_of_node(connection, node=world.settings.node))
         assert world.ledger.queries.run_by_id(connection, run_id="run-1")["verdict"] == "done"
     world.start("run-2")
     assert world.execute("convert", run_id="run-2").changed

@@ -62,14 +62,6 @@ def fail(file: StateFile, function: str, error: int, nth: int = 1, times: int = 
         state["faults"].append({"function": function, "nth": nth, "error": error, "times": times})
 
 
-def clear_faults(file: StateFile) -> None:
-    """From here on everything works."""
-    with file.changing() as state:
-        state["faults"] = []
-        for gpu in state["gpus"]:
-            gpu.update(hidden_clients=0, leaves_remnants=0, drm_holds=False)
-
-
 def layout(state: State) -> list[list[tuple[int, int, int, tuple[tuple[int, int], ...]]]]:
     """By GPU, sorted: profile, start, size and compute instances (profile, start). For comparing."""
     return [
