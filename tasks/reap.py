@@ -20,7 +20,7 @@ from tasks.ledger.runs import Known
 from tasks.ledger.runs import known as known_run
 from tasks.node import lock, processes
 from tasks.node.processes import Process
-from tasks.serving import leftovers, pools
+from tasks.serving import keeper_process, leftovers, pools
 from tasks.serving.pools import Attempt, Pool
 from tasks.settings import Settings
 
@@ -90,6 +90,7 @@ def reap(settings: Settings, run_id: str | None = None, force: bool = False) -> 
         StageFailed: something of some run does not end; what could be ended was.
     """
     report = Report()
+    keeper_process.remove_abandoned(settings)
     with Ledger(settings.database_url(), settings.sql) as ledger:
         for name in sorted(_candidates(ledger, settings, run_id)):
             try:

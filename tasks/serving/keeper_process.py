@@ -4,7 +4,8 @@ A session of its own is not enough where systemd is process 1: when it restarts 
 worker it ends everything in that service's cgroup, keepers and vLLM among it. There the keeper becomes a
 transient unit in a slice of its own, with a maximum run time as one more end; and when such a keeper is
 killed, systemd ends what it had started. Nothing secret is on a command line: the unit reads its environment
-from a 0600 file that is removed once it has.
+from a 0600 file that is removed once it has; the file is named after its writer, so that one whose writer was killed
+is known and removed by the next start or reaping.
 """
 
 import logging
@@ -30,6 +31,8 @@ _SYSTEMD_RUNS = Path("/run/systemd/system")
 """Exists exactly when systemd is the init of this machine (sd_booted(3))."""
 
 _ANSWER_S = 30.0
+
+_OF_WRITER = re.compile(r".+\.service\.(?P<host>.+)-(?P<pid>\d+)\.environment")
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,18 @@ def unit_name(pool_id: str, settings: Settings) -> str:
     return f"{settings.deployment}-keeper-{re.sub(r'[^A-Za-z0-9_.]', '_', pool_id)}.service"
 
 
+def remove_abandoned(settings: Settings) -> None:
+    """Remove the environments whose writers were killed before they could: there is a secret in them."""
+    # A disk that is read-only, or somebody else's file, keeps nobody from starting or reaping.
+    with suppress(OSError):
+        for file in (settings.home / "keepers").glob("*.environment"):
+            named = _OF_WRITER.fullmatch(file.name)
+            if named is None or (
+                named["host"] == processes.host() and not Path("/proc", named["pid"]).exists()
+            ):
+                file.unlink(missing_ok=True)
+
+
 def _manager(settings: Settings) -> list[str] | None:
     """How the systemd that takes keepers is addressed; None where keepers get a session.
 
@@ -110,7 +125,8 @@ def _in_a_unit(
     folder = settings.home / "keepers"
     folder.mkdir(parents=True, exist_ok=True)
     log_file.parent.mkdir(parents=True, exist_ok=True)
-    environment_file = folder / f"{unit}.environment"
+    remove_abandoned(settings)
+    environment_file = folder / f"{unit}.{processes.host()}-{os.getpid()}.environment"
     try:
         _write_private(environment_file, "".join(_line(*entry) for entry in environment.items()))
         _ask(

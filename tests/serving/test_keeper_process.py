@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from tasks.errors import StageError, StageFailed
 from tasks.node import processes
+from tasks.reap import reap
 from tasks.serving import keeper_process
 from tasks.settings import REPOSITORY
 from tests.serving.pool_world import World, wait_for
@@ -52,6 +54,33 @@ def test_a_keeper_becomes_a_unit_with_a_maximum_run_time_and_no_secret_in_sight(
     assert world.processes() == []
 
 
+@pytest.mark.parametrize("by", ["start", "reap"])
+def test_an_environment_whose_writer_was_killed_is_removed_and_one_in_use_is_not(
+    world: World, by: str
+) -> None:
+    a_systemd(world)
+    world.configure(keeper_unit="always")
+    killed = subprocess.Popen(["true"])
+    killed.wait()
+    folder, here = world.home / "keepers", processes.host()
+    folder.mkdir()
+    in_use = {
+        folder / f"d-keeper-run-2.3.service.{here}-{os.getpid()}.environment",
+        folder / f"d-keeper-run-3.3.service.another-host-{killed.pid}.environment",
+    }
+    left = {
+        folder / f"d-keeper-run-1.3.service.{here}-{killed.pid}.environment",
+        folder / "d-keeper-run-1.1.service.environment",  # as an older version named it
+    }
+    for file in in_use | left:
+        file.touch()
+    if by == "start":
+        world.execute("start")
+    else:
+        reap(world.settings)
+    assert set(folder.iterdir()) == in_use
+
+
 def test_a_unit_that_ends_at_once_is_told_with_its_log(world: World) -> None:
     a_systemd(world, state="failed")
     world.configure(keeper_unit="always", port_range=[1, 1], serve_host="203.0.113.1")
@@ -76,8 +105,6 @@ def test_without_systemd_a_keeper_gets_a_session_of_its_own(world: World) -> Non
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
 def test_the_reapers_units_are_valid(tmp_path: Path) -> None:
-    import subprocess
-
     for unit in sorted((REPOSITORY / "etc" / "systemd").iterdir()):
         text = unit.read_text().replace("/opt/qwen-pipeline/.venv/bin/qwen-pipeline", "/bin/true")
         (tmp_path / unit.name).write_text(text)
