@@ -32,7 +32,7 @@ _SYSTEMD_RUNS = Path("/run/systemd/system")
 
 _ANSWER_S = 30.0
 
-_OF_WRITER = re.compile(r".+\.service\.(?P<host>.+)-(?P<pid>\d+)\.environment")
+_OF_WRITER = re.compile(r"(?P<host>.+)-(?P<pid>\d+)\.environment")
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def _in_a_unit(
     folder.mkdir(parents=True, exist_ok=True)
     log_file.parent.mkdir(parents=True, exist_ok=True)
     remove_abandoned(settings)
-    environment_file = folder / f"{unit}.{processes.host()}-{os.getpid()}.environment"
+    environment_file = folder / f"{processes.host()}-{os.getpid()}.environment"
     try:
         _write_private(environment_file, "".join(_line(*entry) for entry in environment.items()))
         _ask(

@@ -65,11 +65,11 @@ def test_an_environment_whose_writer_was_killed_is_removed_and_one_in_use_is_not
     folder, here = world.home / "keepers", processes.host()
     folder.mkdir()
     in_use = {
-        folder / f"d-keeper-run-2.3.service.{here}-{os.getpid()}.environment",
-        folder / f"d-keeper-run-3.3.service.another-host-{killed.pid}.environment",
+        folder / f"{here}-1.environment",
+        folder / f"another-host-{killed.pid}.environment",
     }
     left = {
-        folder / f"d-keeper-run-1.3.service.{here}-{killed.pid}.environment",
+        folder / f"{here}-{killed.pid}.environment",
         folder / "d-keeper-run-1.1.service.environment",  # as an older version named it
     }
     for file in in_use | left:
