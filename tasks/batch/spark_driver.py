@@ -17,7 +17,7 @@ from typing import Any
 
 from tasks import errors
 from tasks import settings as deployment
-from tasks.errors import StageError, StageFailed
+from tasks.errors import StageError, StageFailed, Unavailable
 from tasks.ledger import Claim, Ledger, Run, load
 from tasks.ledger.claims import facts_of
 from tasks.watch import watching
@@ -33,6 +33,8 @@ _DRIVERS = {"prepare": "tasks.batch.prepare_driver", "run": "tasks.batch.driver"
 _PARENT_WATCH_S = 0.5
 
 _RAISED_IN_TASK = re.compile(r"^\s*tasks\.errors\.(\w+): (.+)$", re.MULTILINE)
+
+_LOST = re.compile("Python worker exited unexpectedly|ExecutorLostFailure|Lost executor")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -71,6 +73,11 @@ def facts(ledger: Ledger, run: Run, stage: str) -> dict[str, Any]:
     return found
 
 
+def lost_a_process(report: str) -> bool:
+    """Whether Spark says in `report` that a process of the application went away: a later try can help."""
+    return _LOST.search(report) is not None
+
+
 def _drive(run: Run, claim: Claim, settings: deployment.Settings) -> None:
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
@@ -88,6 +95,10 @@ def _understood(error: Exception) -> StageError:
         return errors.of_name(*raised[-1])
     first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     log.error("Spark failed", exc_info=error)
+    if lost_a_process(str(error)):
+        return Unavailable(
+            f"a process of Spark's was killed or lost: {first}; what is finished is kept, try again"
+        )
     return StageFailed(f"Spark failed: {first}; its log has the whole story")
 
 

@@ -5,16 +5,21 @@ The builder of the submission is `tasks.batch.submission`; Airflow's operator ge
 
 import logging
 import os
+import re
 import signal
 from pathlib import Path
 
 from tasks import errors
-from tasks.batch.spark_driver import FAILURE
-from tasks.errors import StageFailed
+from tasks.batch.spark_driver import FAILURE, lost_a_process
+from tasks.errors import StageFailed, Unavailable
 from tasks.node import processes
 from tasks.spark import SparkSubmission
 
 log = logging.getLogger(__name__)
+
+_KILLED = re.compile(r"(?:status|code)(?: is)?:? (?:-9|-15|137|143)\b")
+"""SIGKILL, which is the kernel's when memory is short, and SIGTERM: of spark-submit, or 128 more of what it waited for.
+In the words of `_failure`, of Airflow's provider and of YARN."""
 
 _SHOWN_LINES = 8
 _READ_BYTES = 64 * 1024
@@ -25,7 +30,7 @@ def submit_child(submission: SparkSubmission) -> None:
 
     Raises:
         StageFailed: it failed; the message holds the lines of its log that matter.
-        Unavailable: the engines did not answer; a later try can help.
+        Unavailable: the engines did not answer, or a process of the application was killed; a later try can help.
     """
     conf = [word for name, value in submission.conf.items() for word in ("--conf", f"{name}={value}")]
     command: list[str | os.PathLike[str]] = [
@@ -54,12 +59,14 @@ def submit_child(submission: SparkSubmission) -> None:
 
 
 def failure(lines: list[str], otherwise: str) -> errors.StageError:
-    """The typed error that the driver told of in its output, or a `StageFailed` with `otherwise`."""
+    """The typed error that the driver told of in its output; with `otherwise` where it told of none, because it was
+    killed (`Unavailable`) or is broken (`StageFailed`)."""
     told = [line.partition(FAILURE)[2] for line in lines if FAILURE in line]
-    if not told:
-        return StageFailed(otherwise)
-    name, _, message = told[-1].partition(": ")
-    return errors.of_name(name, message)
+    if told:
+        name, _, message = told[-1].partition(": ")
+        return errors.of_name(name, message)
+    is_killed = _KILLED.search(otherwise) is not None or any(map(lost_a_process, lines))
+    return Unavailable(otherwise) if is_killed else StageFailed(otherwise)
 
 
 def _failure(status: int, log_file: Path, start: int) -> errors.StageError:

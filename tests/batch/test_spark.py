@@ -5,13 +5,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from tasks import settings
 from tasks.batch import segments
 from tasks.batch.records import Result
+from tasks.errors import Unavailable
 from tasks.node import processes
 from tasks.settings import REPOSITORY
 from tests.batch.stand_in import Does, StandIn, answer_to
@@ -121,10 +124,24 @@ def test_a_run_that_is_killed_goes_on_and_asks_no_row_twice_beyond_the_bound(wor
     assert [row["id"] for row in world.published()] == ids
 
 
-def test_why_a_run_failed_is_told_and_what_is_answered_is_kept(world: World, monkeypatch: pytest.MonkeyPatch):
-    from tasks import settings
-    from tasks.errors import Unavailable
+@pytest.mark.everything
+def test_a_python_worker_that_is_killed_is_a_failure_that_a_retry_can_mend(world: World):
+    spec = world.spec(write_input(world.root / "in" / "prompts.parquet", [f"r{n:03d}" for n in range(400)]))
+    with StandIn(world.key, latency_s=0.1, max_num_seqs=2) as pool:
+        world.run("one", spec, pool.registry)
+        world.execute("prepare", "one")
+        with ThreadPoolExecutor(1) as threads:
+            stage = threads.submit(world.execute, "run", "one")
+            wait_until(lambda: sum(pool.answered.values()) > 20, deadline_s=600)
+            for process in processes.find():
+                if b"pyspark.daemon" in command(process):
+                    os.kill(process.pid, signal.SIGKILL)
+            with pytest.raises(Unavailable, match="a process of Spark's was killed or lost"):
+                stage.result(120)
+        assert world.execute("run", "one").facts["answered"] == 400
 
+
+def test_why_a_run_failed_is_told_and_what_is_answered_is_kept(world: World, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("QWEN_PIPELINE_ENGINE_PATIENCE_S", "1")
     settings.current.cache_clear()
     spec = world.spec(write_input(world.root / "in" / "prompts.parquet", [f"r{n}" for n in range(40)]))
