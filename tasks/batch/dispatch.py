@@ -17,7 +17,7 @@ from tasks.batch.chats import joined, with_answer
 from tasks.batch.engine import Engine
 from tasks.batch.exchange import Exchange
 from tasks.batch.lanes import Alone, Company
-from tasks.batch.outcomes import Asked, Ended, Outcomes, Tally
+from tasks.batch.outcomes import Ended, InFlight, Outcomes, Tally
 from tasks.batch.pace import Pace
 from tasks.batch.records import Result, Row
 from tasks.batch.routing import Pool
@@ -129,7 +129,7 @@ class Dispatcher:
         history = ""
         preferred = self._workers_of_prefixes.get(unit[0].prefix) if unit[0].prefix is not None else None
         for number, row in enumerate(unit):
-            asked = Asked(row, joined(history, row.messages) if row.session is not None else row.messages)
+            asked = InFlight(row, joined(history, row.messages) if row.session is not None else row.messages)
             if row.finished is not None:
                 answer = json.loads(row.finished)
             elif self._stopped and number:
@@ -161,7 +161,7 @@ class Dispatcher:
         for row in rows:
             if row.finished is None:
                 message = f"turn {earlier.id} of its session has no answer, so this one cannot be asked"
-                self._outcomes.fail(Asked(row, ""), "EarlierTurnFailed", message)
+                self._outcomes.fail(InFlight(row, ""), "EarlierTurnFailed", message)
 
     async def _ask_alone(self) -> None:
         """The last lane: rows that were met by trouble, one at a time, with none of ours in flight."""

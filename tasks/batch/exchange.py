@@ -3,7 +3,7 @@
 import time
 
 from tasks.batch.engine import Answered, Engine, Fault, Refused, Trouble, Unfit
-from tasks.batch.outcomes import Asked, Ended, Outcomes
+from tasks.batch.outcomes import Ended, InFlight, Outcomes
 from tasks.batch.pace import Pace
 from tasks.batch.records import Row
 from tasks.batch.routing import Pool, Worker
@@ -34,7 +34,7 @@ class Exchange:
         self._troubles = 0
         """Since the last answer."""
 
-    async def ask(self, worker: Worker, asked: Asked) -> str | Ended | Trouble | None:
+    async def ask(self, worker: Worker, asked: InFlight) -> str | Ended | Trouble | None:
         """The answer, or that the row has failed, or what hindered; None: to be asked again.
 
         Raises:
@@ -63,14 +63,14 @@ class Exchange:
 
     async def answers_a_canary(self, worker: Worker) -> bool:
         """Whether `worker` answers a chat that no engine minds."""
-        outcome, _ = await self._request(worker, Asked(_CANARY, _CANARY.messages))
+        outcome, _ = await self._request(worker, InFlight(_CANARY, _CANARY.messages))
         if isinstance(outcome, Answered | Unfit):
             worker.answered()
             return True
         return False
 
     async def _request(
-        self, worker: Worker, asked: Asked
+        self, worker: Worker, asked: InFlight
     ) -> tuple[Answered | Refused | Unfit | Trouble, float]:
         worker.in_flight += 1
         asked.requests += 1

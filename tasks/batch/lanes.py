@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from tasks.batch.engine import Fault, Trouble
 from tasks.batch.exchange import Exchange
-from tasks.batch.outcomes import Asked, Ended, Outcomes
+from tasks.batch.outcomes import Ended, InFlight, Outcomes
 from tasks.batch.routing import Pool, Worker
 
 _DEATHS_IN_COMPANY = 2
@@ -41,7 +41,7 @@ class Company:
         self._pool = pool
         self._is_stopped = is_stopped
 
-    async def finish(self, asked: Asked, preferred: str | None) -> tuple[str | Ended, str | None]:
+    async def finish(self, asked: InFlight, preferred: str | None) -> tuple[str | Ended, str | None]:
         """Ask until the row is finished or to be left; returns its answer, and which worker gave it."""
         while True:
             worker = await self._pool.choose(preferred)
@@ -67,7 +67,7 @@ class Alone:
         self._pool = pool
         self._outcomes = outcomes
 
-    async def finish(self, asked: Asked, preferred: str | None) -> tuple[str | Ended, str | None]:
+    async def finish(self, asked: InFlight, preferred: str | None) -> tuple[str | Ended, str | None]:
         """Ask until the row is finished or found to be at fault, or the engines are; returns as `Company` does."""
         while len(asked.strikes) < _STRIKES_ALONE:
             # Else an engine that died of something else, and was asked again before it was back, would be two strikes.

@@ -36,7 +36,7 @@ class Ended(Enum):
 
 
 @dataclass
-class Asked:
+class InFlight:
     """A row and what it has been through."""
 
     row: Row
@@ -66,7 +66,7 @@ class Outcomes:
         self._held: list[Result] = []
         self.tally = Tally()
 
-    def answer(self, asked: Asked, answered: Answered, worker: str, latency_s: float) -> None:
+    def answer(self, asked: InFlight, answered: Answered, worker: str, latency_s: float) -> None:
         """The row has an answer."""
         self.tally.answered += 1
         if not self._proven:
@@ -91,7 +91,7 @@ class Outcomes:
 
     def fail(
         self,
-        asked: Asked,
+        asked: InFlight,
         error_class: str,
         message: str,
         *,
