@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from tasks.batch import ids, input, parts, prepared, prepared_part, publish, rows, segments
+from tasks.batch import ids, input, parts, prepared, prepared_part, rows, segments, versions
 from tasks.batch.in_ledger import Range
 from tasks.batch.records import Result
 from tasks.spec import parse
@@ -64,7 +64,7 @@ def measure(count: int) -> dict[str, Any]:
             assert rows.survey(batch, answers, spec).answered == count
         (folder / "version").mkdir()
         with _Timed(figures, "publish", count):
-            publish._write(batch, answers, spec, folder / "version")
+            versions.write(batch, answers, spec, folder / "version")
         figures["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
         return figures
 

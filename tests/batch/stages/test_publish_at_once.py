@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tasks.batch import files, in_ledger, publish
+from tasks.batch import files, in_ledger, versions
 from tasks.errors import Busy
 from tasks.ledger import connection
 from tasks.ledger.claims import take
@@ -27,15 +27,15 @@ def two_runs(world: World) -> World:
 
 def once_it_has_written(monkeypatch: pytest.MonkeyPatch, then: Callable[[], Any]) -> None:
     """Has the first publisher do `then` between writing its files and moving them in."""
-    write = publish._write
+    write = versions.write
 
     def slow(*arguments: Any) -> dict[str, Any]:
-        monkeypatch.setattr(publish, "_write", write)
+        monkeypatch.setattr(versions, "write", write)
         manifest = write(*arguments)
         then()
         return manifest
 
-    monkeypatch.setattr(publish, "_write", slow)
+    monkeypatch.setattr(versions, "write", slow)
 
 
 def test_a_partial_version_is_published_though_rows_are_finished_meanwhile(two_runs, monkeypatch):
