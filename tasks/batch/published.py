@@ -33,7 +33,7 @@ SCHEMA = pa.schema(
 
 KNOWN_COLUMNS = [
     *("id", "status", "error_class", "error_message"),
-    *("prompt_tokens", "completion_tokens", "attempts"),
+    *("prompt_tokens", "completion_tokens", "latency_s"),
 ]
 """Enough to say what is known about a row."""
 

@@ -115,8 +115,8 @@ def read_answers(ranges: Iterable[Range], published_files: Iterable[Path]) -> An
         table = pq.read_table(path, columns=published.KNOWN_COLUMNS)
         table = table.append_column("offset", pa.arange(0, table.num_rows))
         table = table.append_column("length", pa.repeat(pa.scalar(-1, pa.int32()), table.num_rows))
-        # Rows that were never sent are judged anew: the context may be longer now.
-        read.add(table.filter(pc.greater(table.column("attempts"), 0)), path)
+        # What had no record, and so no latency, is judged anew: the context may be longer now.
+        read.add(table.filter(pc.is_valid(table.column("latency_s"))), path)
     return read.answers()
 
 

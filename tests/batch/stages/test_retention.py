@@ -11,7 +11,7 @@ from tasks import ledger as ledger_package
 from tasks.batch import in_ledger
 from tasks.ledger.claims import take
 from tests.batch.stages.working import IDS, work
-from tests.batch.stand_in import StandIn
+from tests.batch.stand_in import Does, StandIn
 from tests.batch.world import World, write_input
 
 
@@ -61,6 +61,25 @@ def test_segments_go_after_their_retention_and_the_published_rows_still_count(
         harmed.write_text("changed")
         assert work(world, run_stage, "one")["publish"].facts["answered"] == 5
         assert set(pool.asked.values()) == {1}
+
+
+def test_a_turn_that_was_not_asked_for_its_earlier_ones_sake_stays_failed_without_its_segment(
+    world, run_stage, publish_another
+):
+    def refuse(worker: str, prompt: str, before: int) -> Does | None:
+        return Does(status=400, body=b"no") if " r000 " in prompt else None
+
+    path = write_input(world.root / "in" / "p.parquet", IDS[:4], who=["s", "s", None, None])
+    spec = world.spec(path, batch={"session": "who"})
+    with StandIn(world.key, behaviour=refuse) as pool:
+        world.run("one", spec, pool.registry)
+        folder = Path(work(world, run_stage, "one")["prepare"].facts["folder"])
+        assert {row["error_class"] for row in world.published()} == {"BadRequest", "EarlierTurnFailed", None}
+        close(world, "one")
+        publish_another(pool)
+        assert not segments_of(folder)
+    done = world.execute("prepare", "one").facts
+    assert (done["answered"], done["failed"], done["to_do"]) == (2, 2, 0)
 
 
 def test_rows_that_were_registered_since_the_batch_was_published_are_kept(world, run_stage, publish_another):
