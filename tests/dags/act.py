@@ -1,12 +1,13 @@
 """Does what tasks of dags/ do, with stand-ins for Airflow's services and the hub; a process of its own: PLUGINS DAGS.
 
-Reads {ledger, dag, task, run, conf, states, logical_date} as a line of JSON, and says as another what came of it.
+Reads {ledger, dag, task, run, conf, states, logical_date, waited_h} as a line of JSON, and says as another what came of
+it. With `waited_h`, the task is a stage that finds what it needs held by another run, and has waited so long.
 """
 
 import json
 import os
 import sys
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from types import SimpleNamespace
 
@@ -20,6 +21,13 @@ settings = import_module("tasks.settings")
 import_module("tasks.weights.pin").pin = lambda spec, settings: {"commit": "c", "release_id": "r"}
 # How long a ledger that is away is waited for.
 import_module("tasks.ledger").Ledger.__init__.__defaults__ = (0.1,)
+
+
+def held(*arguments, **more):
+    raise import_module("tasks.errors").Busy("held by another run")
+
+
+import_module("tasks.stages").execute = held
 
 
 def came_of(bag, asked):
@@ -36,7 +44,7 @@ def came_of(bag, asked):
         run_id=run.run_id,
         task_id=task.task_id,
         xcom_push=lambda **value: None,
-        get_first_reschedule_date=lambda context: None,
+        get_first_reschedule_date=lambda context: datetime.now(UTC) - timedelta(hours=asked["waited_h"]),
         get_task_states=lambda dag_id, run_ids: {run.run_id: asked["states"]},
     )
     params = process_params(dag, task, run.conf, suppress_exception=False)
