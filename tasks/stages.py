@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Any, cast
 
 from tasks import settings as deployment
-from tasks.contract import Context, Outcome, StageModule
+from tasks.contract import Context, Outcome, StageModule, refuse_other_node
 from tasks.errors import Fenced, InputError, Remedy, StageError, StageFailed
 from tasks.ledger import Claim, Ledger, Run, leases, load, register, take
 from tasks.ledger import close as close_run
@@ -105,6 +105,9 @@ def execute(
     began = time.monotonic()
     with Ledger(settings.database_url(), settings.sql) as ledger:
         run = load(ledger, run_id)
+        if stage.lane == "devices":
+            # Before the claim, which would end those of the host that is meant, its keeper's among them.
+            refuse_other_node(run.spec, settings)
         claim, holders = take(ledger, run_id, name, stage.fences)
         lock_file = settings.locks / f"{run_id}-{stage.lane}.lock"
         purpose = f"stage {name} of run {run_id}"

@@ -222,6 +222,15 @@ def test_a_failure_is_recorded_with_its_message(ledger, settings, acting, monkey
     assert row == {"outcome": "failed", "message": "the disk is full: make room"}
 
 
+@pytest.mark.parametrize("stage", ["provision", "start", "stop", "restore"])
+def test_on_another_host_than_the_specs_nobodys_claim_is_ended(ledger, settings, stage):
+    claim, _ = take(ledger, "run-1", "keeper", frozenset({"keeper"}))
+    elsewhere = settings.model_copy(update={"node": "dgx-02"})
+    with pytest.raises(InputError, match="this host is 'dgx-02'"):
+        stages.execute(stage, "run-1", settings=elsewhere)
+    claim.progress(1, 1, "keeps")
+
+
 def test_an_old_holder_records_no_failure_over_its_successor(ledger, settings, home, acting, monkeypatch):
     def lose_the_claim(context):
         take(ledger, "run-1", "download", frozenset())

@@ -25,8 +25,5 @@ def close(settings: Settings, run_id: str) -> tuple[dict[str, Any], str]:
         ]
         verdict = stages.close(ledger, run_id, succeeded=not unfinished)
     because = f": {', '.join(unfinished)} did not succeed" if unfinished else ""
-    return {
-        "run": run_id,
-        "verdict": verdict,
-        "unfinished": unfinished,
-    }, f"{run_id} is closed as {verdict}{because}"
+    document = {"run": run_id, "verdict": verdict, "unfinished": unfinished}
+    return document, f"{run_id} is closed as {verdict}{because}"
