@@ -118,6 +118,7 @@ def environment_of(folder: Path) -> dict[str, str]:
         "AIRFLOW_HOME": str(folder),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
         "AIRFLOW__CORE__DEFAULT_TIMEZONE": "Europe/Helsinki",
+        "AIRFLOW__CORE__MIN_SERIALIZED_DAG_UPDATE_INTERVAL": "0",
         "AIRFLOW__CORE__PLUGINS_FOLDER": str(REPOSITORY / "plugins"),
         "AIRFLOW__LOGGING__LOGGING_LEVEL": "ERROR",
         "QWEN_PIPELINE_HOME": str(folder / "home"),

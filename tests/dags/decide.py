@@ -72,6 +72,8 @@ def played(name, dag_id, *, fails=(), marked_failed=False, midway=None):
 def spoil():
     (FOLDER / "prod.yaml").write_text("schedule: {cron: ")
     read_the_dags()
+    with create_session() as session:
+        assert "refused" in latest("qwen_nightly_prod", session).tags
 
 
 import_module("airflow.utils.db").initdb()
