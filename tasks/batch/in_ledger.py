@@ -120,12 +120,12 @@ def publishing(claim: Claim, output: Path) -> Iterator[None]:
         Fenced: the claim has ended.
         Busy: somebody else is publishing there and does not come to an end.
     """
-    try:
-        with claim.writing() as connection:
+    with claim.writing() as connection:
+        try:
             claim.ledger.queries.lock_output(connection, output=str(output))
-            yield
-    except psycopg.errors.LockNotAvailable:
-        raise Busy(f"another run is publishing to {output}; try again when it is done") from None
+        except psycopg.errors.LockNotAvailable:
+            raise Busy(f"another run is publishing to {output}; try again when it is done") from None
+        yield
 
 
 def record_publication(

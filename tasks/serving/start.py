@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 _POLL_S = 0.25
 _LONGEST_POLL_S = 2.0
 _POLL_PART = 0.02
+_PATIENCE = 1.0
+"""With a worker that is full or being replaced, in times of `canary_timeout_s`."""
 _KEEPER_UP_S = 120.0
 """A keeper is up within a second or two, on a machine that has nothing else to do."""
 _LAST_LINES = 4
@@ -137,7 +139,7 @@ def verify(context: Context) -> Outcome:
 def _prove(pool: Pool, context: Context) -> int:
     """How many workers answer. One that is full, or is being replaced, is asked again for a while."""
     timeout_s = context.settings.canary_timeout_s
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + _PATIENCE * timeout_s
     while True:
         try:
             return standing.prove(pool, _key(context, pool), timeout_s)

@@ -120,18 +120,16 @@ def test_a_worker_that_is_full_or_ends_just_as_all_are_ready_is_asked_again(
 def test_a_pool_that_was_there_outlives_a_start_that_finds_a_worker_silent(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world.configure(canary_timeout_s=0.01)
+    monkeypatch.setattr(start, "_PATIENCE", 0.0)
     prove = Prove(world, monkeypatch)
     prove.says = repeat(NoAnswer("worker-0: it is full"))
     with pytest.raises(Unavailable, match="does not serve now: worker-0: it is full"):
         world.execute("start", comes_back=True)
     assert world.processes() == [], "of the try that fails"
     prove.says = iter(())
-    world.configure(canary_timeout_s=60)
     world.execute("start")
     before = world.processes()
     prove.says = repeat(NoAnswer("worker-0: it is full"))
-    world.configure(canary_timeout_s=0.01)
     with pytest.raises(Unavailable, match="does not serve now: worker-0: it is full"):
         world.execute("start", comes_back=True)
     assert world.processes() == before
