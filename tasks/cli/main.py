@@ -12,10 +12,8 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
@@ -23,11 +21,7 @@ from pydantic_settings import SettingsError
 from tasks import settings as deployment
 from tasks.errors import InputError, StageError
 from tasks.settings import Settings, variable
-from tasks.spec import RunSpec, read
 from tasks.stage_list import STAGES
-
-if TYPE_CHECKING:
-    from tasks.ledger import Run
 
 
 @dataclass(frozen=True)
@@ -68,81 +62,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _stage(options: argparse.Namespace, settings: Settings) -> Answer:
-    """A verb that is a stage: start the run if it has not started, then execute the stage."""
-    from tasks import stages
-    from tasks.ledger import Ledger, load
+    from tasks.cli.stage import execute
 
-    spec = _spec(options)
-    if getattr(options, "dry_run", False):
-        # No run is started: today is as good as any other day.
-        day = options.date or datetime.now(UTC).isoformat()
-        return _dry_run(spec, options.run or _name_of(spec, day), settings)
-    run_id = options.run or _name_of(spec, options.date)
-    if spec is not None:
-        _refuse_bad_input(spec, run_id, settings)
-    with Ledger(settings.database_url(), settings.sql) as ledger:
-        run = (
-            load(ledger, run_id)
-            if spec is None
-            else stages.freeze(ledger, run_id, spec, _date(options.date), settings)
-        )
-    if spec is not None and options.date is not None:
-        _refuse_another_day(spec, options.date, run)
-    result = stages.execute(options.verb, run.run_id, settings=settings)
-    text = f"{result.stage}: {result.message} ({result.seconds:.1f} s)"
-    if "checks" in result.facts:
-        from tasks.preflight.check import table
-
-        text = f"{table(result.facts['checks'])}\n{text}"
-    return Answer(vars(result), text)
-
-
-def _dry_run(spec: RunSpec | None, run_id: str, settings: Settings) -> Answer:
-    """What provision would change; starts no run."""
-    from tasks.gpu import sizing
-    from tasks.gpu.preview import preview
-    from tasks.ledger import Ledger, load
-    from tasks.ledger.claims import facts_of
-
-    with Ledger(settings.database_url(), settings.sql) as ledger:
-        wanted = spec or load(ledger, run_id).spec
-        release = facts_of(ledger, run_id, "convert")
-        needs = sizing.of_facts(release, wanted.serving) if release else None
-        return Answer(*preview(wanted, settings, ledger, run_id, needs))
-
-
-def _refuse_bad_input(spec: RunSpec, run_id: str, settings: Settings) -> None:
-    """Bad input is refused before a run starts; later its input may be gone, and the run must still be ended."""
-    from tasks.ledger import Ledger
-    from tasks.ledger.runs import find
-    from tasks.preflight import check_spec
-
-    try:
-        check_spec(spec, settings)
-    except InputError as refusal:
-        try:
-            with Ledger(settings.database_url(), settings.sql, patience_s=5.0) as ledger:
-                if find(ledger, run_id) is not None:
-                    return
-        except StageError:
-            pass  # what is wrong with the input is the better news
-        raise refusal from None
-
-
-def _refuse_another_day(spec: RunSpec, date: str, run: "Run") -> None:
-    """A run keeps the dates that it started with, and whoever names another one means another run."""
-    from tasks.spec.freeze import resolve_dates
-
-    then, asked = run.spec, resolve_dates(spec, _date(date))
-    # What its deadline is was resolved, too, and not by this date.
-    asked = asked.model_copy(
-        update={"limits": asked.limits.model_copy(update={"deadline": then.limits.deadline})}
-    )
-    if then != asked:
-        raise InputError(
-            f"--date {date}: run {run.run_id!r} was started for another date, and a run keeps its dates (its "
-            f"batch.input is {then.batch.input}): give this one another name with --run"
-        )
+    return Answer(*execute(options, settings))
 
 
 def _migrate(options: argparse.Namespace, settings: Settings) -> Answer:
@@ -199,48 +121,15 @@ def _remove_release(options: argparse.Namespace, settings: Settings) -> Answer:
 
 def _report(options: argparse.Namespace, settings: Settings) -> Answer:
     from tasks.cli.report import report
+    from tasks.cli.stage import run_of
 
-    spec = _spec(options)
-    name = options.run or _name_of(spec, options.date)
-    return Answer(*report(settings, name))
+    return Answer(*report(settings, run_of(options)))
 
 
 def _close(options: argparse.Namespace, settings: Settings) -> Answer:
     from tasks.cli.close import close
 
     return Answer(*close(settings, options.run))
-
-
-def _spec(options: argparse.Namespace) -> RunSpec | None:
-    if options.spec is not None:
-        return read(options.spec)
-    if options.run is None:
-        raise InputError(f"{options.verb} needs --spec FILE, or --run NAME of a run that has started")
-    return None
-
-
-def _name_of(spec: RunSpec | None, date: str | None) -> str:
-    """Without --run, calling verbs with one spec, for one day, one after the other is one run."""
-    from tasks.spec.freeze import holds_dates, resolve_dates
-
-    assert spec is not None, "without a spec the run is named"
-    if date is None and holds_dates(spec):
-        raise InputError(
-            "the spec holds dates, and commands for two days are two runs: say which day with --date 2026-05-31, or "
-            "which run with --run NAME"
-        )
-    # Without what is a default: a field that comes with an upgrade must not make another run of it.
-    said = resolve_dates(spec, _date(date)).model_dump_json(exclude_defaults=True)
-    return f"cli-{sha256(said.encode()).hexdigest()[:8]}"
-
-
-def _date(text: str | None) -> datetime:
-    if text is None:
-        return datetime.now(UTC)
-    try:
-        return datetime.fromisoformat(text)
-    except ValueError:
-        raise InputError(f"--date {text!r} is not a date; write it as 2026-05-31") from None
 
 
 def _settings() -> Settings:

@@ -11,7 +11,7 @@ import yaml
 from tasks import settings as deployment
 from tasks import stages
 from tasks.cli import main
-from tasks.cli.main import _name_of
+from tasks.cli.stage import name_of
 from tasks.ledger import Ledger
 from tasks.settings import REPOSITORY
 from tasks.weights import pin
@@ -191,7 +191,7 @@ def test_a_runs_name_is_made_of_what_its_spec_says_so_that_no_new_default_makes_
         '{"model":{"repo":"owner/name"},"layout":{"cpu":1},'
         '"batch":{"input":"/prompts","output":"/answers","id":"id","prompt":"prompt"}}'
     )
-    assert _name_of(a_spec(), None) == f"cli-{sha256(said.encode()).hexdigest()[:8]}"
+    assert name_of(a_spec(), None) == f"cli-{sha256(said.encode()).hexdigest()[:8]}"
 
 
 def test_a_second_migrate_has_nothing_to_do(home, empty_database_url, monkeypatch, capsys):
