@@ -14,6 +14,7 @@ from tasks.errors import StageError
 from tests.chaos.events import Act, Event, Missed
 from tests.chaos.world import Batch, World
 
+_TRIES = 3
 _REACH_S = 600.0
 _SETTLE_S = 600.0
 _LOOK_EVERY_S = 2.0
@@ -39,31 +40,49 @@ class Result:
         return asdict(self)
 
 
+class _FailedByItself(Exception):
+    """Before anything was done to it."""
+
+
 def run_cell(world: World, stage: str, event: Event, seed: int) -> Result:
-    """Bring one cell about and look."""
+    """Bring one cell about and look. A stage can be over before the event comes: then it is tried again."""
+    chance = random.Random(f"{seed} {stage} {event.name}")
+    why = ""
+    for _ in range(_TRIES):
+        try:
+            return _try_cell(world, stage, event, chance)
+        except Missed as missed:
+            why = str(missed)
+        except _FailedByItself as failed:
+            why = str(failed)
+            break
+    return Result(stage, event.name, "?", "?", 0, (why,), 0.0)
+
+
+def _try_cell(world: World, stage: str, event: Event, chance: random.Random) -> Result:
     began = time.monotonic()
     name = f"{stage}-{event.name}".replace(" ", "-")
     batch = world.new_batch(name)
     world.forget_weights()
-    wrong: list[str] = []
-    state = again = "?"
     try:
         with world.api() as api:
             run_id = f"{name}-{int(time.time())}"
             act = Act(world, api, event.dag_id, run_id, stage)
             api.trigger(event.dag_id, world.spec(batch), run_id=run_id)
-            _reach(act, event, random.Random(f"{seed} {name}"))
-            event.happens(act)
+            try:
+                _reach(act, event, chance)
+                event.happens(act)
+            except Missed:
+                settled(world, event.dag_id, run_id)
+                raise
         state = settled(world, event.dag_id, run_id)
-        wrong += _after(world, batch, event, state)
+        wrong = _after(world, batch, event, state)
         if event.undo is not None:
             event.undo(act)
         with world.api() as api:
             api.trigger("qwen_batch", world.spec(batch), run_id=f"{run_id}-again")
         again = settled(world, "qwen_batch", f"{run_id}-again")
         wrong += _after_rerun(world, batch, again)
-    except Missed as missed:
-        wrong.append(str(missed))
     finally:
         world.free_disk()
     return Result(
@@ -78,17 +97,28 @@ def run_cell(world: World, stage: str, event: Event, seed: int) -> Result:
 
 
 def _reach(act: Act, event: Event, chance: random.Random) -> None:
-    """Return somewhere in the middle of the stage, or after the run."""
+    """Return somewhere in the middle of the stage, or after the run.
+
+    Raises:
+        Missed: the stage was too short.
+        _FailedByItself: the run does not come there, though nothing was done to it.
+    """
     if event.after_success:
         state = settled(act.world, act.dag_id, act.run_id)
         if state != "success":
-            raise Missed(f"the run that was to succeed first ended as {state}")
+            raise _FailedByItself(f"the run that was to succeed first ended as {state}")
         return
-    deadline = time.monotonic() + _REACH_S
+    began = looked = time.monotonic()
     while act.world.acting(act.name, act.stage) is None:
-        if time.monotonic() > deadline or act.api.dag_run(act.dag_id, act.run_id).finished:
-            raise Missed(f"stage {act.stage} never began")
-        time.sleep(0.1)
+        # Asking Airflow takes longer than the shortest stages do.
+        if (now := time.monotonic()) > looked + _LOOK_EVERY_S:
+            looked = now
+            run = act.api.dag_run(act.dag_id, act.run_id)
+            if now > began + _REACH_S or (run.finished and run.state != "success"):
+                raise _FailedByItself(f"the run is {run.state}, and stage {act.stage} was not seen at work")
+            if run.finished:
+                raise Missed(f"stage {act.stage} was over before it was seen at work")
+        time.sleep(0.02)
     time.sleep(chance.uniform(0.0, 3.0 if act.stage == "run" else 0.5))
 
 
