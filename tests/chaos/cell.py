@@ -19,7 +19,7 @@ _REACH_S = 600.0
 _SETTLE_S = 600.0
 _LOOK_EVERY_S = 2.0
 _REAP_EVERY_S = 15.0
-"""A node's timer comes every few minutes; a reap costs a second of a core."""
+"""A node's timer comes every minute; a reap costs a second of a core."""
 
 
 @dataclass(frozen=True)
