@@ -1,17 +1,22 @@
-"""Who is told how a run ended, or that it is late: Airflow's notifiers, as the setting `notify` lists them."""
+"""What Airflow does when a run has ended: it tells whoever the setting `notify` lists, by Airflow's notifiers."""
 
 from importlib import import_module
 from typing import Any
+
+from run_closing import close_what_failed
 
 from tasks import settings
 
 
 def notifications() -> dict[str, Any]:
-    """The callbacks of a DAG; none unless the deployment lists some. Of deadlines, see `deadline_alert`.
+    """The callbacks of a DAG of runs; nobody is told unless the deployment lists some. Deadlines: `deadline_alert`.
 
     The notifiers' arguments are templates: `{{ dag_run.run_id }}` and the like are filled in when they are sent.
     """
-    return {f"on_{event}_callback": notifiers(event) or None for event in ("failure", "success")}
+    return {
+        "on_failure_callback": [close_what_failed, *notifiers("failure")],
+        "on_success_callback": notifiers("success") or None,
+    }
 
 
 def notifiers(event: str) -> list[Any]:

@@ -24,6 +24,21 @@ set
     verdict = :verdict
 where run_id = :run_id;
 
+-- name: close_given_up_run!
+-- The reaper only cleans up; any other claim that is newer than the failure has started the run again.
+update run
+set
+    closed_at = clock_timestamp(),
+    verdict = 'failed'
+where
+    run_id = :run_id
+    and closed_at is null
+    and not exists (
+        select 1
+        from claim
+        where claim.run_id = run.run_id and claim.stage <> 'reap' and claim.claimed_at > :failed_at
+    );
+
 -- name: newest_runs
 select
     run_id,

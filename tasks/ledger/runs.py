@@ -98,3 +98,9 @@ def close(ledger: Ledger, run_id: str, verdict: str) -> None:
     """End the run as `done`, `partial` or `failed`. A stage claimed after that opens it again."""
     with ledger.transaction() as connection:
         ledger.queries.close_run(connection, run_id=run_id, verdict=verdict)
+
+
+def close_given_up(ledger: Ledger, run_id: str, failed_at: datetime) -> bool:
+    """End as `failed` a run that was given up then; returns whether it is that, and not closed or begun again since."""
+    with ledger.transaction() as connection:
+        return bool(ledger.queries.close_given_up_run(connection, run_id=run_id, failed_at=failed_at))

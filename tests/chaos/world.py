@@ -45,8 +45,9 @@ from datetime import timedelta
 from airflow.sdk import dag
 from batch_run import batch_run
 from pipeline_tasks import freeze, run_spec_params
+from run_notifications import notifications
 
-@dag(dag_id="qwen_timed", schedule=None, params=run_spec_params(), dagrun_timeout=timedelta(hours=1))
+@dag(dag_id="qwen_timed", schedule=None, params=run_spec_params(), dagrun_timeout=timedelta(hours=1), **notifications())
 def qwen_timed():
     batch_run(freeze())
 
@@ -127,6 +128,7 @@ class World:
             "QWEN_PIPELINE_WORKER_COMMAND": json.dumps([sys.executable, str(standin)]),
             "QWEN_PIPELINE_WORKER_ENVIRONMENT": json.dumps(worker),
             "QWEN_PIPELINE_LEASE_S": "40",
+            "QWEN_PIPELINE_LEASE_PLACE_S": "30",
             "QWEN_PIPELINE_LEASE_RENEW_S": "5",
             "QWEN_PIPELINE_RETRY_DELAY_S": "1",
             "QWEN_PIPELINE_WAIT_STEP_S": "5",

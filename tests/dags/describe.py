@@ -55,6 +55,11 @@ def spoken_of(state):
     return said != []
 
 
+def called(callback):
+    """The name of a function, or of a notifier's class."""
+    return getattr(callback, "__name__", type(callback).__name__)
+
+
 bag = BundleDagBag(dag_folder=sys.argv[2], bundle_path=sys.argv[2], bundle_name="dags")
 print(
     json.dumps(
@@ -91,8 +96,8 @@ print(
                     "max_active_runs": dag.max_active_runs,
                     "paused": dag.is_paused_upon_creation,
                     "doc": dag.doc_md,
-                    "told_of_failure": [type(one).__name__ for one in dag.on_failure_callback or []],
-                    "told_of_success": [type(one).__name__ for one in dag.on_success_callback or []],
+                    "told_of_failure": [called(one) for one in dag.on_failure_callback or []],
+                    "told_of_success": [called(one) for one in dag.on_success_callback or []],
                     "tasks": {
                         task.task_id: {
                             "upstream": sorted(task.upstream_task_ids),

@@ -68,7 +68,7 @@ def test_a_file_of_which_airflow_makes_no_dag_is_refused_alone(read_by_airflow):
 
 
 def test_who_wants_to_know_of_failures_is_told_of_those_alone(prod):
-    assert prod["told_of_failure"] == ["SmtpNotifier"]
+    assert prod["told_of_failure"] == ["close_what_failed", "SmtpNotifier"]
     assert prod["told_of_success"] == []
 
 

@@ -27,7 +27,7 @@ def test_a_failed_run_stays_failed(described):
     judge = described["tasks"]["judge"]
     assert judge["teardown"]
     assert "announce" in judge["upstream"]
-    assert described["told_of_failure"] == ["SmtpNotifier"]
+    assert described["told_of_failure"] == ["close_what_failed", "SmtpNotifier"]
 
 
 def test_the_form_asks_for_the_weights_and_nothing_else(described):
