@@ -64,6 +64,7 @@ def _try_cell(world: World, stage: str, event: Event, chance: random.Random) -> 
     name = f"{stage}-{event.name}".replace(" ", "-")
     batch = world.new_batch(name)
     world.forget_weights()
+    world.reap()  # what a matrix that was stopped in mid cell has left
     try:
         with world.api() as api:
             run_id = f"{name}-{int(time.time())}"
