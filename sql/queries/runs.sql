@@ -25,7 +25,8 @@ set
 where run_id = :run_id;
 
 -- name: close_given_up_run!
--- The reaper only cleans up; any other claim that is newer than the failure has started the run again.
+-- A claim that is newer than the failure has started the run again, unless it is the reaper's, or that of
+-- a keeper, which a task that lives on may make.
 update run
 set
     closed_at = clock_timestamp(),
@@ -36,7 +37,10 @@ where
     and not exists (
         select 1
         from claim
-        where claim.run_id = run.run_id and claim.stage <> 'reap' and claim.claimed_at > :failed_at
+        where
+            claim.run_id = run.run_id
+            and claim.stage not in ('reap', 'keeper')
+            and claim.claimed_at > :failed_at
     );
 
 -- name: newest_runs

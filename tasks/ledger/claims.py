@@ -22,9 +22,10 @@ Outcome = Literal["done", "nothing to do", "failed"]
 
 _CLAIM_HAS_ENDED = "QP001"
 
-_KEEPS_CLOSED = frozenset({"reap", "remove"})
+_KEEPS_CLOSED = frozenset({"reap", "remove", "keeper"})
 """A closed run is open again once somebody works for it; giving back what it held is no work. Killed in the
-middle, it would leave the run open, and its lease with it."""
+middle, it would leave the run open, and its lease with it. A keeper is made by a `start`, whose own claim is what
+opens the run: one that lives on after its run was given up must not open it."""
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,14 @@ def test_a_run_that_was_given_up_is_closed_as_failed(ledger: Ledger, run: str) -
     assert load(ledger, run).verdict == "failed"
 
 
+def test_a_task_that_lives_on_keeps_no_run_open_that_was_given_up(ledger: Ledger, run: str) -> None:
+    failed_at = now(ledger)
+    take(ledger, run, "keeper", frozenset({"keeper"}))
+    assert close_given_up(ledger, run, failed_at)
+    take(ledger, run, "keeper", frozenset({"keeper"}))
+    assert load(ledger, run).verdict == "failed"
+
+
 def test_a_run_that_was_started_again_since_stays_open(ledger: Ledger, run: str) -> None:
     failed_at = now(ledger)
     take(ledger, run, "preflight", frozenset({"preflight"}))
