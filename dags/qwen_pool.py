@@ -6,11 +6,11 @@ the way to the key are on the page *Workers and their logs*, to which the tasks 
 """
 
 from airflow.sdk import dag
-from pipeline_tasks import form, judge, stage, with_links
-from pool_tasks import freeze_pool, keep_pool
+from pipeline_tasks import form, freeze, judge, stage, with_links
+from pool_tasks import keep_pool
 from run_notifications import notifications
 
-from tasks.spec.pool import PoolSpec
+from tasks.spec.pool import PoolSpec, parse_pool
 
 
 @dag(
@@ -24,7 +24,7 @@ from tasks.spec.pool import PoolSpec
 )
 def qwen_pool() -> None:
     """See the text above."""
-    frozen = with_links(freeze_pool()).as_setup()
+    frozen = freeze(parse_pool, by_hand=PoolSpec).as_setup()
     provisioned = stage("provision").as_setup()
     started = stage("start").as_setup()
     kept = with_links(keep_pool())

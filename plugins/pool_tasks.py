@@ -1,11 +1,10 @@
-"""What the DAG of a pool has besides stages: its start, and the task that keeps it."""
+"""What the DAG of a pool has besides stages: the task that keeps it."""
 
 import logging
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 from airflow.sdk import get_current_context, task
-from pipeline_tasks import RETRIES, RETRY_DELAY, answer, impatient_settings, name_of_run, start_run
+from pipeline_tasks import RETRIES, RETRY_DELAY, answer, impatient_settings, name_of_run
 from run_links import show_links
 
 from tasks import settings
@@ -22,19 +21,6 @@ _HOW_TO_STOP = """Holds the pool until its time is up, without a worker slot.
 
 **To stop it before**: mark this task as success. The workers are stopped and the devices given back.
 """
-
-
-@task(
-    task_id="freeze",
-    retries=RETRIES,
-    retry_delay=RETRY_DELAY,
-    doc_md="Resolve the end of the pool, revision and versions once for this run.",
-)
-def freeze_pool() -> dict[str, Any]:
-    """Start a run that keeps a pool and asks nothing."""
-    from tasks.spec.pool import PoolSpec, parse_pool
-
-    return start_run(parse_pool, by_hand=PoolSpec)
 
 
 @task(task_id="keep", retries=RETRIES, retry_delay=RETRY_DELAY, doc_md=_HOW_TO_STOP)

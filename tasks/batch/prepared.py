@@ -25,6 +25,8 @@ import pyarrow.parquet as pq
 from tasks.batch import files
 from tasks.batch.input import InputDescription
 from tasks.errors import StageFailed
+from tasks.ledger import Ledger
+from tasks.ledger.claims import facts_of
 from tasks.node.atomic import sync_folder
 from tasks.spec import RunSpec
 
@@ -136,6 +138,18 @@ def load(folder: Path) -> PreparedBatch:
     if found is None:
         raise StageFailed(f"the prepared batch {folder} is gone: run the stage prepare again")
     return found
+
+
+def of_run(ledger: Ledger, run_id: str) -> PreparedBatch:
+    """What the run's stage `prepare` made, or found.
+
+    Raises:
+        StageFailed: it has not been executed, or what it made is gone.
+    """
+    facts = facts_of(ledger, run_id, "prepare")
+    if facts is None:
+        raise StageFailed("the batch is not prepared: run the stage prepare first")
+    return load(Path(facts["folder"]))
 
 
 def damaged(batch: PreparedBatch) -> list[str]:

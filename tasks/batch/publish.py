@@ -21,7 +21,6 @@ from tasks.batch.prepared import PreparedBatch
 from tasks.batch.rows import Answers
 from tasks.contract import Context, Outcome
 from tasks.errors import StageFailed
-from tasks.ledger.claims import facts_of
 from tasks.node.atomic import sync_folder
 from tasks.spec import RunSpec
 
@@ -57,7 +56,7 @@ class Plan:
 def plan(context: Context) -> Plan:
     """Compare what is answered with what is published."""
     ledger = context.claim.ledger
-    batch = _batch(context)
+    batch = prepared.of_run(ledger, context.run.run_id)
     output = _output(context.run.spec)
     answers = rows.answers_of(ledger, batch.batch_id, output)
     manifest = published.manifest_of(output, batch.batch_id)
@@ -139,7 +138,8 @@ def verify(context: Context) -> Outcome:
     Raises:
         StageFailed: a published file is not as it was written, or rows are missing that the spec asks for.
     """
-    batch, output = _batch(context), _output(context.run.spec)
+    batch = prepared.of_run(context.claim.ledger, context.run.run_id)
+    output = _output(context.run.spec)
     manifest = published.manifest_of(output, batch.batch_id)
     harm = _harm(context, batch, manifest)
     if manifest is None or harm is not None:
@@ -164,13 +164,6 @@ def verify(context: Context) -> Outcome:
     counts = f"{manifest['answered']} answers and {manifest['failed']} failed rows"
     message = f"{counts} in {output / manifest['version']}{part}"
     return Outcome(message, facts)
-
-
-def _batch(context: Context) -> PreparedBatch:
-    facts = facts_of(context.claim.ledger, context.run.run_id, "prepare")
-    if facts is None:
-        raise StageFailed("the batch is not prepared: run the stage prepare first")
-    return prepared.load(Path(facts["folder"]))
 
 
 def _output(spec: RunSpec) -> Path:

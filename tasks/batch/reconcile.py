@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tasks.batch import prepared, published, rows
-from tasks.batch.prepared import PreparedBatch
 from tasks.batch.rows import Survey
 from tasks.contract import Context, Outcome
 from tasks.errors import StageFailed
@@ -37,7 +36,7 @@ class Plan:
 
 def plan(context: Context) -> Plan:
     """Count, and look for the same count in this run and in what is published."""
-    batch, facts = _prepared(context), _facts(_count(context))
+    batch, facts = prepared.of_run(context.claim.ledger, context.run.run_id), _facts(_count(context))
     if facts == facts_of(context.claim.ledger, context.run.run_id, "reconcile"):
         return Plan(facts, "still")
     manifest = published.manifest_of(_output(context), batch.batch_id)
@@ -85,19 +84,12 @@ def verify(context: Context) -> Outcome:
     return Outcome(_sum(_facts(counted)), _facts(counted))
 
 
-def _prepared(context: Context) -> PreparedBatch:
-    facts = facts_of(context.claim.ledger, context.run.run_id, "prepare")
-    if facts is None:
-        raise StageFailed("the batch is not prepared: run the stage prepare first")
-    return prepared.load(Path(facts["folder"]))
-
-
 def _output(context: Context) -> Path:
     return Path(context.run.spec.batch.output).absolute()
 
 
 def _count(context: Context) -> Survey:
-    batch = _prepared(context)
+    batch = prepared.of_run(context.claim.ledger, context.run.run_id)
     answers = rows.answers_of(context.claim.ledger, batch.batch_id, _output(context))
     return rows.survey(batch, answers, context.run.spec)
 

@@ -15,7 +15,6 @@ from tasks.batch import in_ledger, limits, prepared, rows, submission, writing
 from tasks.batch.prepared import PreparedBatch
 from tasks.contract import Context, Outcome
 from tasks.errors import Busy, StageFailed
-from tasks.ledger import Ledger, Run
 from tasks.ledger.claims import facts_of
 
 log = logging.getLogger(__name__)
@@ -56,7 +55,7 @@ def plan(context: Context) -> Plan:
         StageFailed: the batch is not prepared, or rows are to do and there is no pool of workers.
     """
     ledger, run = context.claim.ledger, context.run
-    batch = _batch(ledger, run)
+    batch = prepared.of_run(ledger, run.run_id)
     answers = rows.answers_of(ledger, batch.batch_id, Path(run.spec.batch.output).absolute())
     found = Plan(
         batch,
@@ -86,7 +85,7 @@ def apply(planned: Plan, context: Context) -> None:
 def verify(context: Context) -> Outcome:
     """Count again, by id."""
     claim, run = context.claim, context.run
-    batch = _batch(claim.ledger, run)
+    batch = prepared.of_run(claim.ledger, run.run_id)
     answers = rows.answers_of(claim.ledger, batch.batch_id, Path(run.spec.batch.output).absolute())
     counted = rows.survey(batch, answers, run.spec)
     asked, seconds = in_ledger.pace(claim, batch.batch_id)
@@ -107,13 +106,6 @@ def verify(context: Context) -> Outcome:
     if asked:
         message += f"; {asked} of them now, {rows_per_s} rows/s"
     return Outcome(message, facts)
-
-
-def _batch(ledger: Ledger, run: Run) -> PreparedBatch:
-    facts = facts_of(ledger, run.run_id, "prepare")
-    if facts is None:
-        raise StageFailed("the batch is not prepared: run the stage prepare first")
-    return prepared.load(Path(facts["folder"]))
 
 
 def _become_writer(context: Context, batch_id: str) -> None:

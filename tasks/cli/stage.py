@@ -28,7 +28,7 @@ def execute(options: Namespace, settings: Settings) -> tuple[dict[str, Any], str
         # No run is started: today is as good as any other day.
         day = options.date or datetime.now(UTC).isoformat()
         return _dry_run(spec, options.run or name_of(spec, day), settings)
-    run_id = run_of(options)
+    run_id = _run_of(options, spec)
     if spec is not None:
         _refuse_bad_input(spec, run_id, settings)
     with Ledger(settings.database_url(), settings.sql) as ledger:
@@ -52,7 +52,10 @@ def run_of(options: Namespace) -> str:
     Raises:
         InputError: nothing says which.
     """
-    spec = _spec(options)
+    return _run_of(options, _spec(options))
+
+
+def _run_of(options: Namespace, spec: RunSpec | None) -> str:
     return str(options.run or name_of(spec, options.date))
 
 

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tasks.contract import Context, Outcome, refuse_other_node, why_no_pool
+from tasks.contract import Context, Outcome, why_no_pool
 from tasks.errors import Busy, InputError, StageFailed
 from tasks.gpu import cutting, demand, inventory, nvml, record, sizing, slots
 from tasks.gpu.demand import Demand, GpuLayouts, Taken
@@ -37,12 +37,11 @@ def plan(context: Context) -> Plan:
     """What this run must lease on this node, and what must change there.
 
     Raises:
-        InputError: this is not the spec's node, or it does not have what the layout asks for.
+        InputError: this node does not have what the layout asks for.
         StageFailed: a GPU is sick, or a leased device is gone.
         Busy: somebody uses what would have to change.
     """
     spec, node = context.run.spec, context.settings.node
-    refuse_other_node(spec, context.settings)
     if (idle := why_no_pool(context)) is not None:
         return Plan(True, f"{idle}, so no device is taken")
     slots.refuse_parallel_workers(spec)

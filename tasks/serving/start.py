@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks import pool_key
-from tasks.contract import Context, Outcome, refuse_other_node
+from tasks.contract import Context, Outcome
 from tasks.errors import Fenced, Remedy, StageError, StageFailed, Unavailable
 from tasks.ledger import take
 from tasks.node import processes
@@ -70,11 +70,9 @@ def plan(context: Context) -> Plan:
     """What differs between the pool that is wanted and the one that is there.
 
     Raises:
-        InputError: a flag in serving.extra_args does not exist, a stage before this one has not been run, or this
-            is not the spec's node.
+        InputError: a flag in serving.extra_args does not exist, or a stage before this one has not been run.
         StageFailed: the devices were given back since they were provisioned.
     """
-    refuse_other_node(context.run.spec, context.settings)
     if (idle := given.why_no_pool(context)) is not None:
         return Plan(f"{idle}, so no model is loaded", satisfied=True)
     flags.check(context.run.spec.serving.extra_args, context.settings.serving_flags)

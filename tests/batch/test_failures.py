@@ -16,8 +16,8 @@ import pytest
 from tasks.batch.answering import answer
 from tasks.batch.records import Row
 from tasks.errors import StageFailed
+from tests.batch.dispatching import KEY, chunks_of, finished, in_background, job, rows_of
 from tests.batch.stand_in import Does, StandIn, answer_to
-from tests.batch.test_dispatch import KEY, chunks_of, finished, in_background, job, rows_of
 from tests.runs import wait_until
 
 ROWS = 300
