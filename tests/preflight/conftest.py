@@ -16,6 +16,7 @@ from tests.runs import a_spec, open_ledger, settings_of
 
 PINS = {"commit": "c" * 40, "release_id": "name-awq-g128-0123456789ab"}
 GIB = 1 << 30
+TIB = 1 << 40
 
 
 @pytest.fixture
@@ -36,6 +37,8 @@ def settings(tmp_path, database_url, monkeypatch):
     python.parent.mkdir(parents=True)
     python.symlink_to(sys.executable)
     monkeypatch.setattr(hub, "files_of", lambda *_: [SimpleNamespace(size=GIB // 1024)])
+    # Else a full machine under test would be what preflight finds.
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(total=TIB, used=0, free=TIB))
     return settings_of(
         home,
         database_url,

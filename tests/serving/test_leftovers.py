@@ -34,7 +34,8 @@ def server(part: str, log: Path) -> tuple["subprocess.Popen[bytes]", Process, Pr
     child = processes.spawn(["sh", "-c", script], processes.environment(part), log, outlives_parent=True)
     leader = processes.identify(child.pid)
     forked_pid = int(wait_for("the fork", lambda: pid_file.exists() and pid_file.read_text().strip()))
-    wait_for("exec", lambda: b"sleep" in Path(f"/proc/{forked_pid}/cmdline").read_bytes())
+    # Until `env` has become sleep, it is the shell's fork and has its marks.
+    wait_for("exec", lambda: Path(f"/proc/{forked_pid}/cmdline").read_bytes().startswith(b"sleep\0"))
     forked = processes.identify(forked_pid)
     assert leader is not None
     assert forked is not None
