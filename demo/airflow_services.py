@@ -291,6 +291,9 @@ class Airflow:
                     # Between two looks at the database when there is nothing to do. Every task of a chain
                     # pays it once or twice; 1 s, the default, takes 5 % of a core while idle, 0.2 s 15 %.
                     "scheduler_idle_sleep_time": 0.4,
+                    # A scheduler that is back within 30 s of its death does not take the dead one's tasks over
+                    # when it starts, and looks again only after 300 s, the default.
+                    "orphaned_tasks_check_interval": 30,
                     "enable_health_check": False,
                 },
                 "dag_processor": {
