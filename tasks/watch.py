@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import psycopg
 
@@ -31,26 +31,37 @@ def watching(claim: Claim, every_s: float, on_loss: Callable[[], None] = end_thi
 
     A ledger that does not answer is no loss: the claim is looked at again when it does.
     """
+
+    def look(own: Claim) -> bool:
+        if own.is_live():
+            return False
+        log.error(
+            "stage %s of run %s was claimed again; epoch %d ends here", own.stage, own.run_id, own.epoch
+        )
+        on_loss()
+        return True
+
+    with looking(claim, every_s, look, name=f"watch-{claim.stage}"):
+        yield
+
+
+@contextmanager
+def looking(claim: Claim, every_s: float, look: Callable[[Claim], bool], *, name: str) -> Iterator[None]:
+    """For the length of the block, call `look` every `every_s`, until it returns true.
+
+    It is called in a thread of its own, with a copy of `claim` that has its own connection. While the ledger does not
+    answer there is nothing to see: it is asked again.
+    """
     own = claim.in_thread()
     over = threading.Event()
 
     def watch() -> None:
         while not over.wait(every_s):
-            try:
-                if own.is_live() or over.is_set():
-                    continue
-            except (Unavailable, psycopg.Error):
-                continue
-            log.error(
-                "stage %s of run %s was claimed again; epoch %d ends here",
-                own.stage,
-                own.run_id,
-                own.epoch,
-            )
-            on_loss()
-            return
+            with suppress(Unavailable, psycopg.Error):
+                if look(own):
+                    return
 
-    thread = threading.Thread(target=watch, name=f"watch-{claim.stage}", daemon=True)
+    thread = threading.Thread(target=watch, name=name, daemon=True)
     thread.start()
     try:
         yield

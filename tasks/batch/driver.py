@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from tasks import pool_key
-from tasks.batch import limits, prepared, rows, segments, spark_task, to_do
+from tasks.batch import limits, pool, prepared, rows, segments, spark_task, to_do
 from tasks.batch.answering import Job
 from tasks.batch.prepared import PreparedBatch
 from tasks.batch.registering import Registrar
 from tasks.batch.spark_driver import facts
-from tasks.errors import StageFailed
 from tasks.ledger import Claim, Ledger, Run
 from tasks.settings import Settings
 
@@ -39,15 +38,13 @@ def job_of(
     """What the dispatchers of this run are told; `shares` of them work at once.
 
     Raises:
-        StageFailed: there is no pool.
+        StageFailed: there is no pool, or it has ended.
     """
-    pool = facts(ledger, run, "start")
-    if pool["pool_id"] is None:
-        raise StageFailed("rows are to do, but no pool of workers was started: run the stage start again")
+    found = pool.of_run(ledger, run.run_id)
     return Job(
-        registry=pool["registry"],
-        key=pool_key.derive(settings.secret(), pool["pool_id"]),
-        release_id=pool["model"],
+        registry=found["registry"],
+        key=pool_key.derive(settings.secret(), found["pool_id"]),
+        release_id=found["model"],
         sampling=run.spec.batch.sampling.model_dump(mode="json", exclude_none=True),
         schema=run.spec.batch.answer_schema,
         segments=batch.segments,
@@ -89,7 +86,7 @@ def drive(run: Run, claim: Claim, settings: Settings) -> None:
     )
     try:
         with registrar:
-            _ask(_Work(run, ledger, batch, work, attempt, stop_file, settings), registrar)
+            _ask(_Work(run, claim, batch, work, attempt, stop_file, settings), registrar)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
@@ -99,7 +96,7 @@ class _Work:
     """What both passes over the rows need."""
 
     run: Run
-    ledger: Ledger
+    claim: Claim
     batch: PreparedBatch
     folder: Path
     """For files that Spark reads; gone afterwards."""
@@ -109,13 +106,15 @@ class _Work:
 
     def answers(self) -> rows.Answers:
         """What is finished by now."""
-        return rows.answers_of(self.ledger, self.batch.batch_id, Path(self.run.spec.batch.output).absolute())
+        return rows.answers_of(
+            self.claim.ledger, self.batch.batch_id, Path(self.run.spec.batch.output).absolute()
+        )
 
     def job(self, answers: rows.Answers, shares: int) -> Job:
         """See `job_of`."""
         return job_of(
             self.run,
-            self.ledger,
+            self.claim.ledger,
             self.batch,
             answers,
             attempt=self.attempt,
@@ -126,23 +125,37 @@ class _Work:
 
 
 def _ask(work: _Work, registrar: Registrar) -> None:
-    """Ask all rows in company, then, when nobody else asks, those that were set aside one at a time."""
+    """Ask in Spark's tasks until all is done, or the pool has ended."""
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
     spark = SparkSession.builder.getOrCreate()
     registrar.spark_ui = spark.sparkContext.uiWebUrl
+    pool_id = pool.of_run(work.claim.ledger, work.run.run_id)["pool_id"]
+    every_s = work.settings.claim_watch_s
     try:
-        answers = work.answers()
-        shares = work.settings.spark_cores or spark.sparkContext.defaultParallelism
-        job = work.job(answers, shares)
-        set_aside = _pass(to_do.in_company(_frames(spark, work, answers), shares), job, alone=False)
-        if set_aside and shares > 1 and not job.should_stop():
-            registrar.register()
-            answers = work.answers()
-            frame = to_do.alone(_frames(spark, work, answers))
-            _pass(frame, work.job(answers, shares=1), alone=True)
+        with pool.watched(work.claim, pool_id, every_s, spark.sparkContext.cancelAllJobs):
+            _ask_all(spark, work, registrar)
+    except (PySparkException, Py4JJavaError):
+        # Where the pool has ended, that is the reason.
+        pool.of_run(work.claim.ledger, work.run.run_id)
+        raise
     finally:
         spark.stop()
+
+
+def _ask_all(spark: Any, work: _Work, registrar: Registrar) -> None:
+    """Ask all rows in company, then, when nobody else asks, those that were set aside one at a time."""
+    answers = work.answers()
+    shares = work.settings.spark_cores or spark.sparkContext.defaultParallelism
+    job = work.job(answers, shares)
+    set_aside = _pass(to_do.in_company(_frames(spark, work, answers), shares), job, alone=False)
+    if set_aside and shares > 1 and not job.should_stop():
+        registrar.register()
+        answers = work.answers()
+        frame = to_do.alone(_frames(spark, work, answers))
+        _pass(frame, work.job(answers, shares=1), alone=True)
 
 
 def _frames(spark: Any, work: _Work, answers: rows.Answers) -> Any:

@@ -11,11 +11,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.batch import in_ledger, limits, prepared, rows, submission, writing
+from tasks.batch import in_ledger, limits, pool, prepared, rows, submission, writing
 from tasks.batch.prepared import PreparedBatch
 from tasks.contract import Context, Outcome
-from tasks.errors import Busy, StageFailed
-from tasks.ledger.claims import facts_of
+from tasks.errors import Busy
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +51,7 @@ def plan(context: Context) -> Plan:
     """Count what is still to do.
 
     Raises:
-        StageFailed: the batch is not prepared, or rows are to do and there is no pool of workers.
+        StageFailed: the batch is not prepared, or rows are to do and there is no pool of workers, or it has ended.
     """
     ledger, run = context.claim.ledger, context.run
     batch = prepared.of_run(ledger, run.run_id)
@@ -64,11 +63,7 @@ def plan(context: Context) -> Plan:
         limits.reached(run, answers, ledger, context.settings),
     )
     if not found.satisfied and found.to_do and found.limit is None:
-        pool = facts_of(ledger, run.run_id, "start")
-        if pool is None or pool["pool_id"] is None:
-            raise StageFailed(
-                f"{found.to_do} rows are to do, but no pool of workers runs: run the stage start"
-            )
+        pool.of_run(ledger, run.run_id)
     return found
 
 

@@ -14,7 +14,7 @@ import pytest
 from tasks import settings
 from tasks.batch import segments
 from tasks.batch.records import Result
-from tasks.errors import Unavailable
+from tasks.errors import StageFailed, Unavailable
 from tasks.node import processes
 from tasks.settings import REPOSITORY
 from tests.batch.stand_in import Does, StandIn, answer_to
@@ -122,6 +122,24 @@ def test_a_run_that_is_killed_goes_on_and_asks_no_row_twice_beyond_the_bound(wor
     assert done["prepare"].facts["answered"] > 0
     assert done["reconcile"].facts == {"rows": 1500, "answered": 1500, "failed": 0, "not_started": 0}
     assert [row["id"] for row in world.published()] == ids
+
+
+def test_a_run_whose_pool_ends_meanwhile_ends_with_it(world: World, monkeypatch: pytest.MonkeyPatch):
+    """After a host was killed nothing of the pool answers, and a worker might be back within the patience."""
+    monkeypatch.setenv("QWEN_PIPELINE_ENGINE_PATIENCE_S", "120")
+    spec = world.spec(write_input(world.root / "in" / "prompts.parquet", [f"r{n:03d}" for n in range(400)]))
+    with ThreadPoolExecutor(1) as threads:
+        with StandIn(world.key, latency_s=0.1, max_num_seqs=2) as pool:
+            world.run("one", spec, pool.registry)
+            world.execute("prepare", "one")
+            stage = threads.submit(world.execute, "run", "one")
+            wait_until(lambda: sum(pool.answered.values()) > 20, deadline_s=600)
+        world.end_pool("one", "reaped: its lease expired")
+        with pytest.raises(
+            StageFailed, match=r"has ended \(reaped: its lease expired\); what is answered is kept"
+        ):
+            stage.result(60)
+    assert not processes.find()
 
 
 @pytest.mark.everything

@@ -131,6 +131,19 @@ class World:
             claim, _ = take(ledger, run_id, stage, frozenset({stage}))
             claim.finish("done", "made by a test", facts)
 
+    def end_pool(self, run_id: str, reason: str) -> None:
+        """Record that the run's pool was there and has ended, as the reaper does."""
+        with self.ledger() as ledger:
+            claim, _ = take(ledger, run_id, "reap", frozenset({"reap"}))
+            with claim.writing() as connection:
+                connection.execute(
+                    "insert into ledger.pool "
+                    "(pool_id, run_id, node, release_id, release_path, slots, ended_at, reason) "
+                    "values (%s, %s, 'local', %s, %s, '[]', clock_timestamp(), %s)",
+                    (POOL, run_id, RELEASE, str(self.model), reason),
+                )
+            claim.finish("done", "made by a test", {})
+
     def execute(self, stage: str, run_id: str) -> Result:
         """One stage, in this process."""
         return execute(stage, run_id, settings=self.settings)

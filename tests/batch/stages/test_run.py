@@ -169,6 +169,19 @@ def test_a_run_without_a_pool_says_what_to_do(world, run_stage):
         run_stage("one")
 
 
+def test_a_run_whose_pool_has_ended_says_why_and_does_not_wait_for_it(world, run_stage, submissions):
+    spec = world.spec(write_input(world.root / "in" / "p.parquet", IDS))
+    with StandIn(world.key) as pool:
+        world.run("one", spec, pool.registry)
+        world.execute("prepare", "one")
+        world.end_pool("one", "reaped: its lease expired")
+        with pytest.raises(
+            StageFailed, match=r"has ended \(reaped: its lease expired\).* start the run again"
+        ):
+            run_stage("one")
+    assert not submissions
+
+
 def test_a_submission_shows_no_secret(world, run_stage, submissions):
     spec = world.spec(write_input(world.root / "in" / "p.parquet", IDS[:2]))
     with StandIn(world.key) as pool:
