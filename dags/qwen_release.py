@@ -6,11 +6,11 @@ half of qwen_batch alone. Its release is found again by whichever run asks for t
 """
 
 from airflow.sdk import dag
-from pipeline_tasks import form, judge, stage, with_links
-from release_tasks import announce, freeze_release
+from pipeline_tasks import form, freeze, judge, stage, with_links
+from release_tasks import announce
 from run_notifications import notifications
 
-from tasks.spec.release import ReleaseSpec
+from tasks.spec.release import ReleaseSpec, parse_release
 
 
 @dag(
@@ -28,7 +28,7 @@ def qwen_release() -> None:
     announced = announce(converted)
     judged = with_links(judge())
 
-    freeze_release() >> stage("download") >> converted
+    freeze(parse_release, by_hand=ReleaseSpec) >> stage("download") >> converted
     # A teardown of no setup runs whatever failed, and where nothing has run, too.
     announced >> judged.as_teardown(on_failure_fail_dagrun=True)
 

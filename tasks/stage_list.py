@@ -31,7 +31,6 @@ class Stage:
 ON_THE_NODE = frozenset(
     [
         "freeze",
-        "freeze_release",
         "preflight",
         "download",
         "convert",
@@ -42,7 +41,7 @@ ON_THE_NODE = frozenset(
         "restore",
     ]
 )
-"""Tasks of a run that act on its node. Three are no stages: what freezes a run reads folders, texts and releases of the
+"""Tasks of a run that act on its node. Two are no stages: what freezes a run reads folders, texts and releases of the
 node; `keep` looks, and provisions and starts again."""
 
 _BRINGS_UP = frozenset(["provision", "start"])

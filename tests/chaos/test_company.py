@@ -83,7 +83,7 @@ def test_a_release_is_announced_as_an_asset(company: Company) -> None:
     assert event["extra"]["release_id"] == made["release_id"]
     queues = company.queues("qwen_release", "release")
     assert {task for task, queue in queues.items() if queue == NODE} == {
-        "freeze_release",
+        "freeze",
         "download",
         "convert",
     }

@@ -13,7 +13,7 @@ def described(read_by_airflow):
 
 
 def test_it_does_the_weights_alone(described):
-    assert set(described["tasks"]) == {"freeze_release", "download", "convert", "announce", "judge"}
+    assert set(described["tasks"]) == {"freeze", "download", "convert", "announce", "judge"}
     assert described["tasks"]["convert"]["upstream"] == ["download"]
 
 

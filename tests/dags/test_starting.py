@@ -35,7 +35,7 @@ def test_a_conf_that_names_what_has_no_default_starts_a_run(act, conf):
     [
         ("qwen_batch", "freeze", ["model", "layout", "batch"]),
         ("qwen_pool", "freeze", ["model", "layout"]),
-        ("qwen_release", "freeze_release", ["model"]),
+        ("qwen_release", "freeze", ["model"]),
     ],
 )
 def test_an_example_of_the_form_is_not_run_because_the_conf_leaves_it_out(act, conf, dag, task, missing):
