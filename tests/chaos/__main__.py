@@ -47,7 +47,10 @@ def main() -> int:
     try:
         if todo:
             engines = "engines are vLLM on a CPU core" if options.real else "engines are stand-ins"
-            print(f"{engines}; Airflow, PostgreSQL, Spark and the hub's client are real", flush=True)
+            print(
+                f"{engines}, the GPU is simulated; Airflow, PostgreSQL, Spark and the hub's client are real",
+                flush=True,
+            )
             world.start()
         for stage, event in todo:
             world.start()

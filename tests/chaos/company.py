@@ -56,6 +56,10 @@ class Company(World):
     """See the module."""
 
     dags = (DAG, "qwen_release", "qwen_pool")
+    gpus = f"a100-80*{GPUS}"
+
+    def cut_node(self) -> None:
+        """Runs take whole GPUs here."""
 
     @property
     def told(self) -> Path:
@@ -71,8 +75,6 @@ class Company(World):
         }
         return {
             **super().environment(),
-            "QWEN_PIPELINE_NVML": f"sim:a100-80*{GPUS}",
-            "QWEN_PIPELINE_NVML_STATE": str(self.home / "node.json"),
             "QWEN_PIPELINE_NODE": NODE,
             "QWEN_PIPELINE_NODES": json.dumps([NODE]),
             "QWEN_PIPELINE_NODE_QUEUES": "true",

@@ -1,4 +1,5 @@
-"""One deployment for all cells: real Airflow, PostgreSQL and Spark, the real hub client; engines are stand-ins.
+"""One deployment for all cells: real Airflow, PostgreSQL and Spark, the real hub client; engines are stand-ins, the GPU
+is simulated.
 
 Everything is below `home`. What the pipeline writes is on a small file system of its own (a tmpfs, when the
 program is root), so that a cell can fill it. The reaper is run every few seconds, as a node's timer would.
@@ -24,11 +25,13 @@ from demo.airflow_services import Airflow
 from demo.check import Count, count
 from demo.children import Children, kept_port, write_private
 from demo.postgres import Cluster
+from tasks.gpu.simulated import control
 from tasks.ledger.migrations import migrate
 from tasks.node import processes
 from tasks.node.processes import Process
-from tasks.settings import REPOSITORY
+from tasks.settings import REPOSITORY, Settings
 from tests.batch.world import prompt_of, tokenizer_folder, write_input
+from tests.gpu.node import Node
 from tests.runs import port_range
 from tests.weights.world import write_checkpoint
 
@@ -72,6 +75,9 @@ class World:
 
     batch_rows = ROWS
     """Of a cell."""
+
+    gpus = "h100-80*1"
+    """The simulated node's."""
 
     def __init__(self, home: Path) -> None:
         self.home = home.absolute()
@@ -127,6 +133,8 @@ class World:
             "QWEN_PIPELINE_SECRET_FILE": str(self.home / "secret"),
             "QWEN_PIPELINE_WORKER_COMMAND": json.dumps([sys.executable, str(standin)]),
             "QWEN_PIPELINE_WORKER_ENVIRONMENT": json.dumps(worker),
+            "QWEN_PIPELINE_NVML": f"sim:{self.gpus}",
+            "QWEN_PIPELINE_NVML_STATE": str(self.home / "node.json"),
             "QWEN_PIPELINE_LEASE_S": "40",
             "QWEN_PIPELINE_LEASE_PLACE_S": "30",
             "QWEN_PIPELINE_LEASE_RENEW_S": "5",
@@ -135,6 +143,16 @@ class World:
             "HF_ENDPOINT": self.hub_url,
             "AIRFLOW_CONN_SPARK_DEFAULT": '{"conn_type": "spark", "host": "local[1]"}',
         }
+
+    @cached_property
+    def node(self) -> Node:
+        """The one with the GPUs."""
+        return Node(Settings(home=self.home, nvml=f"sim:{self.gpus}", nvml_state=self.home / "node.json"))
+
+    def cut_node(self) -> None:
+        """As the GPUs are before the first run: MIG is on, and somebody else has an instance."""
+        control.set_mode(self.node.file, True)
+        self.node.put(0, ("1g.10gb", 0))
 
     @cached_property
     def hub_url(self) -> str:
@@ -156,6 +174,9 @@ class World:
             write_private(self.home / "secret", token_hex(32))
         migrate(self.cluster.url("ledger"), REPOSITORY / "sql" / "migrations")
         self._make_hub()
+        if not self._layout_before.exists():
+            self.cut_node()
+            self._layout_before.write_text(json.dumps(self.node.picture()))
         self.make_dags()
         self.airflow.start()
         with self.airflow.api() as api:
@@ -195,7 +216,7 @@ class World:
             "tenant": "chaos",
             "model": {"repo": REPO},
             "convert": {"scheme": "none"},
-            "layout": {"cpu": 1},
+            "layout": {"mig": {"3g.40gb": 1}},
             "serving": {"max_model_len": 512, "max_num_seqs": 4, "kv_cache_memory_mb": 64},
             "batch": {
                 "input": str(batch.prompts),
@@ -240,7 +261,9 @@ class World:
             if any(mark in part for mark in _PIPELINE_PARTS)
         ]
         leases = self.rows("select run_id, state from ledger.lease where state <> 'released'")
-        return [*running, *(f"lease of {run_id} ({state})" for run_id, state in leases)]
+        layout = json.dumps(self.node.picture())
+        cut = [] if layout == self._layout_before.read_text() else [f"the GPUs are laid out as {layout}"]
+        return [*running, *(f"lease of {run_id} ({state})" for run_id, state in leases), *cut]
 
     def rows(self, query: str, *arguments: Any) -> list[tuple[Any, ...]]:
         """What the ledger holds."""
@@ -280,6 +303,10 @@ class World:
     def kill_everything(self) -> None:
         """SIGKILL for every process of the deployment, databases and engines too, at once."""
         processes.end(self.children.living(), grace_s=0)
+
+    @property
+    def _layout_before(self) -> Path:
+        return self.home / "layout-before.json"
 
     def _parts(self) -> list[tuple[Process, str]]:
         found = []
