@@ -87,7 +87,7 @@ def _try_cell(world: World, stage: str, event: Event, after_s: float) -> Result:
         again = settled(world, "qwen_batch", f"{run_id}-again")
         wrong += _after_rerun(world, batch, again)
     finally:
-        world.free_disk()
+        world.small_disk.free()
     return Result(
         stage,
         event.name,

@@ -79,7 +79,7 @@ def _time_out(act: Act) -> None:
 
 
 def _fill_disk(act: Act) -> None:
-    act.world.fill_disk()
+    act.world.small_disk.fill()
 
 
 EVENTS = (
@@ -98,5 +98,5 @@ EVENTS = (
     Event("scheduler killed", _kill_scheduler),
     Event("everything killed", _kill_everything),
     Event("PostgreSQL killed", _restart_postgres),
-    Event("disk full", _fill_disk, undo=lambda act: act.world.free_disk()),
+    Event("disk full", _fill_disk, undo=lambda act: act.world.small_disk.free()),
 )

@@ -10,7 +10,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,7 +22,7 @@ import psycopg
 from demo.airflow_api import AirflowApi
 from demo.airflow_services import Airflow
 from demo.check import Count, count
-from demo.children import Children, kept_port, write_private
+from demo.children import Children, write_private
 from demo.postgres import Cluster
 from tasks.gpu.simulated import control
 from tasks.ledger.migrations import migrate
@@ -31,6 +30,8 @@ from tasks.node import processes
 from tasks.node.processes import Process
 from tasks.settings import REPOSITORY, Settings
 from tests.batch.world import prompt_of, tokenizer_folder, write_input
+from tests.chaos.local_hub import LocalHub
+from tests.chaos.small_disk import SmallDisk
 from tests.gpu.node import Node
 from tests.runs import port_range
 from tests.weights.world import write_checkpoint
@@ -39,7 +40,6 @@ DAG = "qwen_batch"
 TIMED_DAG = "qwen_timed"
 REPO = "local/chaos"
 ROWS = 24
-DISK_BYTES = 256 * 2**20
 
 _PIPELINE_PARTS = ("/keeper", "/worker", "/start", "/stop", "/run", "/convert", "/download", "/provision")
 
@@ -81,7 +81,8 @@ class World:
 
     def __init__(self, home: Path) -> None:
         self.home = home.absolute()
-        self.disk = self.home / "disk"
+        self.small_disk = SmallDisk(self.home / "disk")
+        self.disk = self.small_disk.path
         self.deployment = f"chaos-{token_hex(4)}"
         mark = self.home / "deployment"
         if mark.exists():
@@ -140,7 +141,7 @@ class World:
             "QWEN_PIPELINE_LEASE_RENEW_S": "5",
             "QWEN_PIPELINE_RETRY_DELAY_S": "1",
             "QWEN_PIPELINE_WAIT_STEP_S": "5",
-            "HF_ENDPOINT": self.hub_url,
+            "HF_ENDPOINT": self.hub.url,
             "AIRFLOW_CONN_SPARK_DEFAULT": '{"conn_type": "spark", "host": "local[1]"}',
         }
 
@@ -155,25 +156,19 @@ class World:
         self.node.put(0, ("1g.10gb", 0))
 
     @cached_property
-    def hub_url(self) -> str:
-        """Of the local server that speaks the hub's protocol."""
-        port = self.home / "hub-port"
-        running = self.children.find("hub") is not None
-        return f"http://127.0.0.1:{port.read_text() if running else kept_port(port)}"
+    def hub(self) -> LocalHub:
+        """Has the model."""
+        return LocalHub(self.home, self.children)
 
     def start(self) -> None:
         """Bring everything up, or back up; what runs is kept."""
-        self.disk.mkdir(parents=True, exist_ok=True)
-        if os.geteuid() == 0 and not self.disk.is_mount():
-            subprocess.run(
-                ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", self.disk], check=True
-            )
+        self.small_disk.mount()
         self.cluster.start()
         write_private(self.home / "ledger-url", self.cluster.url("ledger"))
         if not (self.home / "secret").exists():
             write_private(self.home / "secret", token_hex(32))
         migrate(self.cluster.url("ledger"), REPOSITORY / "sql" / "migrations")
-        self._make_hub()
+        self.hub.start(REPO, self.write_model)
         if not self._layout_before.exists():
             self.cut_node()
             self._layout_before.write_text(json.dumps(self.node.picture()))
@@ -187,8 +182,7 @@ class World:
     def end(self) -> None:
         """End everything and give the small disk back."""
         self.children.end_all(grace_s=5.0)
-        if self.disk.is_mount():
-            subprocess.run(["umount", self.disk], check=True)
+        self.small_disk.unmount()
 
     def api(self) -> AirflowApi:
         """A REST client; use it in a `with`."""
@@ -282,24 +276,6 @@ class World:
         mark = prompt_of(f"{batch.name}-").partition(" :")[0]
         return sum(times - 1 for prompt, times in lines.items() if prompt.startswith(mark))
 
-    def fill_disk(self) -> None:
-        """Leave no byte."""
-        with (self.disk / "filler").open("wb", buffering=0) as filler:
-            try:
-                while filler.write(bytes(2**20)):
-                    pass
-            except OSError:
-                pass
-            try:
-                while filler.write(bytes(512)):
-                    pass
-            except OSError:
-                pass
-
-    def free_disk(self) -> None:
-        """What an operator does."""
-        (self.disk / "filler").unlink(missing_ok=True)
-
     def kill_everything(self) -> None:
         """SIGKILL for every process of the deployment, databases and engines too, at once."""
         processes.end(self.children.living(), grace_s=0)
@@ -317,32 +293,6 @@ class World:
                 continue
             found.append((process, dict(mark.partition("=")[::2] for mark in marks).get(processes.PART, "")))
         return found
-
-    def _make_hub(self) -> None:
-        root = self.home / "hub"
-        if not (root / REPO).exists():
-            draft = self.home / "hub-draft"
-            shutil.rmtree(draft, ignore_errors=True)
-            self.write_model(draft)
-            (root / REPO).parent.mkdir(parents=True, exist_ok=True)
-            draft.rename(root / REPO)
-        ready = self.home / "hub-ready"
-        if self.children.find("hub") is None:
-            ready.unlink(missing_ok=True)
-            self.children.start(
-                "hub",
-                [
-                    *(sys.executable, "-m", "demo.hub", "--port", self.hub_url.rpartition(":")[2]),
-                    *("--root", root, "--ready-file", ready),
-                ],
-                environment={"PATH": os.environ["PATH"]},
-                log=self.home / "hub.log",
-                cwd=REPOSITORY,
-            )
-        deadline = time.monotonic() + 60
-        while not ready.exists():
-            assert time.monotonic() < deadline, (self.home / "hub.log").read_text()
-            time.sleep(0.05)
 
     def make_dags(self) -> None:
         """What Airflow reads."""
