@@ -37,13 +37,18 @@ _RAISED_IN_TASK = re.compile(r"^\s*tasks\.errors\.(\w+): (.+)$", re.MULTILINE)
 _LOST = re.compile("Python worker exited unexpectedly|ExecutorLostFailure|Lost executor")
 
 
+def parser() -> argparse.ArgumentParser:
+    """Of what a stage submits (`submission.of`)."""
+    made = argparse.ArgumentParser(description="Spark driver of a stage; started by spark-submit.")
+    made.add_argument("--run", required=True)
+    made.add_argument("--stage", required=True, choices=sorted(_DRIVERS))
+    made.add_argument("--epoch", required=True, type=int)
+    return made
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run the application; returns its exit status."""
-    parser = argparse.ArgumentParser(description="Spark driver of a stage; started by spark-submit.")
-    parser.add_argument("--run", required=True)
-    parser.add_argument("--stage", required=True, choices=sorted(_DRIVERS))
-    parser.add_argument("--epoch", required=True, type=int)
-    options = parser.parse_args(arguments)
+    options = parser().parse_args(arguments)
     settings = deployment.current()
     logging.basicConfig(
         level=settings.log_level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"

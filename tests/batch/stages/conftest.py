@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tasks.batch import spark_driver
 from tasks.ledger import Claim
 from tasks.spark import SparkSubmission
 from tasks.stages import execute
@@ -24,8 +25,9 @@ def run_stage(world: World, submissions: list[SparkSubmission]) -> Callable[[str
 
     def submit(submission: SparkSubmission) -> None:
         submissions.append(submission)
-        _, run_id, _, _, _, epoch = submission.arguments
+        options = spark_driver.parser().parse_args(submission.arguments)
         with world.ledger() as ledger:
-            answer_without_spark(Claim(ledger, run_id, "run", int(epoch)), world.settings)
+            claim = Claim(ledger, options.run, options.stage, options.epoch)
+            answer_without_spark(claim, world.settings)
 
     return lambda run_id: execute("run", run_id, settings=world.settings, submit=submit)
