@@ -2,7 +2,6 @@
 
 import json
 import signal
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ from demo import prompts, simulated
 from demo.airflow_api import AirflowApi, DagRun
 from demo.airflow_services import Airflow
 from demo.children import last_lines
+from demo.hub_process import start_hub
 from demo.live_view import follow
 from demo.world import REPOSITORY, World
 from tasks.errors import StageFailed
@@ -141,24 +141,11 @@ def how_good(folder: Path) -> str:
 
 
 def _start_hub(world: World) -> str:
-    ready = world.home / "hub-ready"
-    ready.unlink(missing_ok=True)
-    log = world.home / "logs" / "hub.log"
     assert world.hub_url is not None
-    port = world.hub_url.rpartition(":")[2]
-    process = world.children.start(
-        "hub",
-        [sys.executable, "-m", "demo.hub", "--port", port, "--root", world.hub_root, "--ready-file", ready],
-        environment=processes.environment("demo/hub"),
-        log=log,
-        cwd=REPOSITORY,
-    )
-    deadline = time.monotonic() + 60
-    while not ready.exists():
-        if not process.is_alive() or time.monotonic() > deadline:
-            raise StageFailed(f"the local hub did not start; the end of {log}:\n{last_lines(log)}")
-        time.sleep(0.05)
-    return f"a local server that speaks the hub's protocol, {ready.read_text().strip()}"
+    environment = processes.environment("demo/hub")
+    log = world.home / "logs" / "hub.log"
+    start_hub(world.children, world.hub_url, world.hub_root, world.home / "hub-ready", environment, log)
+    return f"a local server that speaks the hub's protocol, {world.hub_url}"
 
 
 def _end_interrupted_runs(world: World, api: AirflowApi, ledger: Ledger, console: Console) -> None:

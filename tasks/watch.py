@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import psycopg
 
@@ -27,39 +27,38 @@ def end_this_process() -> None:
 
 @contextmanager
 def watching(claim: Claim, every_s: float, on_loss: Callable[[], None] = end_this_process) -> Iterator[None]:
-    """For the length of the block, call `on_loss` as soon as `claim` is seen to have ended.
+    """For the length of the block, call `on_loss` as soon as `claim` is seen to have ended."""
 
-    A ledger that does not answer is no loss: the claim is looked at again when it does.
-    """
-
-    def look(own: Claim) -> bool:
-        if own.is_live():
-            return False
+    def lost() -> None:
         log.error(
-            "stage %s of run %s was claimed again; epoch %d ends here", own.stage, own.run_id, own.epoch
+            "stage %s of run %s was claimed again; epoch %d ends here", claim.stage, claim.run_id, claim.epoch
         )
         on_loss()
-        return True
 
-    with looking(claim, every_s, look, name=f"watch-{claim.stage}"):
+    with calling(claim, every_s, lambda own: not own.is_live(), lost, name=f"watch-{claim.stage}"):
         yield
 
 
 @contextmanager
-def looking(claim: Claim, every_s: float, look: Callable[[Claim], bool], *, name: str) -> Iterator[None]:
-    """For the length of the block, call `look` every `every_s`, until it returns true.
+def calling(
+    claim: Claim, every_s: float, happened: Callable[[Claim], bool], act: Callable[[], None], *, name: str
+) -> Iterator[None]:
+    """For the length of the block, call `act` whenever `happened` is seen to be true.
 
-    It is called in a thread of its own, with a copy of `claim` that has its own connection. While the ledger does not
-    answer there is nothing to see: it is asked again.
+    Both are called in a thread of its own; `happened` gets a copy of `claim` with its own connection. A ledger that
+    does not answer says nothing: it is asked again after `every_s`.
     """
     own = claim.in_thread()
     over = threading.Event()
 
     def watch() -> None:
         while not over.wait(every_s):
-            with suppress(Unavailable, psycopg.Error):
-                if look(own):
-                    return
+            try:
+                has_happened = happened(own)
+            except (Unavailable, psycopg.Error):
+                continue
+            if has_happened and not over.is_set():
+                act()
 
     thread = threading.Thread(target=watch, name=name, daemon=True)
     thread.start()

@@ -17,7 +17,6 @@ from tasks.batch import limits, pool, prepared, rows, segments, spark_task, to_d
 from tasks.batch.answering import Job
 from tasks.batch.prepared import PreparedBatch
 from tasks.batch.registering import Registrar
-from tasks.batch.spark_driver import facts
 from tasks.ledger import Claim, Ledger, Run
 from tasks.settings import Settings
 
@@ -65,7 +64,7 @@ def job_of(
 def drive(run: Run, claim: Claim, settings: Settings) -> None:
     """Ask the rows that are still to do."""
     ledger = claim.ledger
-    batch = prepared.load(Path(facts(ledger, run, "prepare")["folder"]))
+    batch = prepared.of_run(ledger, run.run_id)
     answers = rows.answers_of(ledger, batch.batch_id, Path(run.spec.batch.output).absolute())
     counted = rows.survey(batch, answers, run.spec)
     attempt = segments.attempt_prefix(run.run_id, claim.epoch)
@@ -130,10 +129,10 @@ def _ask(work: _Work, registrar: Registrar) -> None:
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
-    spark = SparkSession.builder.getOrCreate()
-    registrar.spark_ui = spark.sparkContext.uiWebUrl
     pool_id = pool.of_run(work.claim.ledger, work.run.run_id)["pool_id"]
     every_s = work.settings.claim_watch_s
+    spark = SparkSession.builder.getOrCreate()
+    registrar.spark_ui = spark.sparkContext.uiWebUrl
     try:
         with pool.watched(work.claim, pool_id, every_s, spark.sparkContext.cancelAllJobs):
             _ask_all(spark, work, registrar)

@@ -7,7 +7,7 @@ from typing import Any
 from tasks.errors import StageFailed
 from tasks.ledger import Claim, Ledger
 from tasks.ledger.claims import facts_of
-from tasks.watch import looking
+from tasks.watch import calling
 
 
 def of_run(ledger: Ledger, run_id: str) -> dict[str, Any]:
@@ -32,12 +32,10 @@ def of_run(ledger: Ledger, run_id: str) -> dict[str, Any]:
 def watched(claim: Claim, pool_id: str, every_s: float, on_end: Callable[[], None]) -> Iterator[None]:
     """For the length of the block, call `on_end` again and again once the pool has ended."""
 
-    def look(own: Claim) -> bool:
-        if _why_ended(own.ledger, pool_id) is not None:
-            on_end()
-        return False
+    def has_ended(own: Claim) -> bool:
+        return _why_ended(own.ledger, pool_id) is not None
 
-    with looking(claim, every_s, look, name="watch-pool"):
+    with calling(claim, every_s, has_ended, on_end, name="watch-pool"):
         yield
 
 

@@ -13,13 +13,11 @@ import threading
 import time
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
 
 from tasks import errors
 from tasks import settings as deployment
 from tasks.errors import StageError, StageFailed, Unavailable
 from tasks.ledger import Claim, Ledger, Run, load
-from tasks.ledger.claims import facts_of
 from tasks.watch import watching
 
 log = logging.getLogger(__name__)
@@ -64,18 +62,6 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{FAILURE}{type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
         return error.exit_status
     return 0
-
-
-def facts(ledger: Ledger, run: Run, stage: str) -> dict[str, Any]:
-    """What an earlier stage of the run found out.
-
-    Raises:
-        StageFailed: it has not succeeded.
-    """
-    found = facts_of(ledger, run.run_id, stage)
-    if found is None:
-        raise StageFailed(f"stage {stage} has not succeeded in run {run.run_id}: run it first")
-    return found
 
 
 def lost_a_process(report: str) -> bool:

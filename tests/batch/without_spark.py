@@ -5,7 +5,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tasks.batch import answering, driver, limits, prepared, rows, segments, spark_driver, spark_task
+from tasks.batch import answering, driver, limits, prepared, rows, segments, spark_task
 from tasks.batch.records import Row
 from tasks.batch.registering import Registrar
 from tasks.ledger import Claim, load
@@ -15,7 +15,7 @@ from tasks.settings import Settings
 def answer_without_spark(claim: Claim, settings: Settings, every_s: float = 0.1) -> None:
     """Ask what is to do, under the claim of stage `run`."""
     run = load(claim.ledger, claim.run_id)
-    batch = prepared.load(Path(spark_driver.facts(claim.ledger, run, "prepare")["folder"]))
+    batch = prepared.of_run(claim.ledger, run.run_id)
     answers = rows.answers_of(claim.ledger, batch.batch_id, Path(run.spec.batch.output))
     table = rows.prepared_rows(batch, prepared.SCHEMA.names)
     is_open = pc.and_not(pc.is_null(answers.places_of(table.column("id"))), rows.never_sent(table, run.spec))

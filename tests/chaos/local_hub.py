@@ -2,14 +2,12 @@
 
 import os
 import shutil
-import sys
-import time
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 
 from demo.children import Children, kept_port
-from tasks.settings import REPOSITORY
+from demo.hub_process import start_hub
 
 
 class LocalHub:
@@ -35,20 +33,5 @@ class LocalHub:
             write_model(draft)
             (root / repo).parent.mkdir(parents=True, exist_ok=True)
             draft.rename(root / repo)
-        ready = self.home / "hub-ready"
-        if self._children.find("hub") is None:
-            ready.unlink(missing_ok=True)
-            self._children.start(
-                "hub",
-                [
-                    *(sys.executable, "-m", "demo.hub", "--port", self.url.rpartition(":")[2]),
-                    *("--root", root, "--ready-file", ready),
-                ],
-                environment={"PATH": os.environ["PATH"]},
-                log=self.home / "hub.log",
-                cwd=REPOSITORY,
-            )
-        deadline = time.monotonic() + 60
-        while not ready.exists():
-            assert time.monotonic() < deadline, (self.home / "hub.log").read_text()
-            time.sleep(0.05)
+        environment, log = {"PATH": os.environ["PATH"]}, self.home / "hub.log"
+        start_hub(self._children, self.url, root, self.home / "hub-ready", environment, log)

@@ -7,7 +7,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tasks.batch import answering, driver, in_ledger, prepared, rows, segments, spark_driver
+from tasks.batch import answering, driver, in_ledger, prepared, rows, segments
 from tasks.errors import Busy, Fenced, StageFailed
 from tasks.ledger import load
 from tasks.ledger.claims import take
@@ -41,7 +41,7 @@ def test_what_a_killed_attempt_left_is_registered_and_not_asked_again(world, run
         with world.ledger() as ledger:
             claim, _ = take(ledger, "killed", "run", frozenset({"run"}))
             run = load(ledger, "killed")
-            folder = Path(spark_driver.facts(ledger, run, "prepare")["folder"])
+            folder = prepared.of_run(ledger, "killed").folder
             attempt = segments.attempt_prefix("killed", claim.epoch)
             job = driver.job_of(
                 run,
@@ -114,9 +114,7 @@ def test_another_run_of_the_batch_waits_and_then_says_busy(world, run_stage, mon
             world.execute("prepare", run_id)
         with world.ledger() as ledger:
             claim, _ = take(ledger, "one", "run", frozenset({"run"}))
-            in_ledger.become_writer(
-                claim, Path(spark_driver.facts(ledger, load(ledger, "one"), "prepare")["folder"]).name
-            )
+            in_ledger.become_writer(claim, prepared.of_run(ledger, "one").folder.name)
             monkeypatch.setenv("QWEN_PIPELINE_BATCH_WAIT_S", "0.1")
             with pytest.raises(Busy, match=rf"run one is at work on the same batch .* pid {os.getpid()}"):
                 run_stage("two")
@@ -132,7 +130,7 @@ def test_a_ledger_that_lost_its_rows_learns_them_from_the_segments(world, run_st
         work(world, run_stage, "one")
         with world.ledger() as ledger:
             claim, _ = take(ledger, "one", "run", frozenset({"run"}))
-            batch_id = spark_driver.facts(ledger, load(ledger, "one"), "prepare")["batch_id"]
+            batch_id = prepared.of_run(ledger, "one").batch_id
             with claim.writing() as connection:
                 connection.execute("delete from segment where batch_id = %s", [batch_id])
             claim.finish("done", "", {})
