@@ -73,7 +73,7 @@ def _try_cell(world: World, stage: str, event: Event, after_s: float) -> Result:
             act = Act(world, api, event.dag_id, run_id, stage)
             api.trigger(event.dag_id, world.spec(batch), run_id=run_id)
             try:
-                _reach(act, event, after_s)
+                reach(act, event, after_s)
                 event.happens(act)
             except Missed:
                 settled(world, event.dag_id, run_id)
@@ -99,7 +99,7 @@ def _try_cell(world: World, stage: str, event: Event, after_s: float) -> Result:
     )
 
 
-def _reach(act: Act, event: Event, after_s: float) -> None:
+def reach(act: Act, event: Event, after_s: float) -> None:
     """Return `after_s` after the stage began to act, or after the run.
 
     Raises:
@@ -122,7 +122,10 @@ def _reach(act: Act, event: Event, after_s: float) -> None:
             if run.finished:
                 raise Missed(f"stage {act.stage} was over before it was seen at work")
         time.sleep(0.02)
+    # A moment that chance has chosen: nothing is waited for.
     time.sleep(after_s)
+    if act.world.acting(act.name, act.stage) is None:
+        raise Missed(f"stage {act.stage} was over {after_s:.2f} s after it was seen at work")
 
 
 def settled(world: World, dag_id: str, run_id: str) -> str:

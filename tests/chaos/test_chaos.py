@@ -1,16 +1,22 @@
 """What the matrix says of itself; cells of it are in test_with_airflow.py."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
+import pytest
+
+from demo.airflow_api import AirflowApi
+from tasks.node.processes import this_process
 from tasks.serving import flags
 from tasks.settings import Settings
 from tasks.spec import parse
 from tasks.stage_list import STAGES
 from tests.chaos.__main__ import table
-from tests.chaos.cell import Result
-from tests.chaos.events import EVENTS
+from tests.chaos.cell import Result, reach
+from tests.chaos.events import EVENTS, Act, Missed
 from tests.chaos.real_engines import CELLS, RealEngines
-from tests.chaos.world import Batch
+from tests.chaos.world import Batch, World
 
 BY_NAME = {event.name: event for event in EVENTS}
 
@@ -29,6 +35,20 @@ def test_the_table_names_every_cell_and_what_is_wrong() -> None:
 def test_every_stage_meets_ten_kinds_of_failure() -> None:
     assert len(STAGES) == 11
     assert len(EVENTS) == len(BY_NAME) == 10
+
+
+@pytest.mark.parametrize("still_acts", [True, False])
+def test_an_event_comes_while_the_stage_is_at_work_or_not_at_all(still_acts: bool) -> None:
+    process = this_process()
+    seen = iter([None, process, process if still_acts else None])
+    world = SimpleNamespace(acting=lambda run, stage: next(seen))
+    act = Act(cast(World, world), cast(AirflowApi, None), "qwen_batch", "run-1", "provision")
+    if still_acts:
+        reach(act, BY_NAME["run marked failed"], 0.0)
+    else:
+        with pytest.raises(Missed, match="stage provision was over"):
+            reach(act, BY_NAME["run marked failed"], 0.0)
+    assert next(seen, "all looked at") == "all looked at"
 
 
 def test_twelve_cells_are_for_the_real_engine() -> None:
