@@ -120,8 +120,11 @@ select
     earlier.run_id,
     earlier.asked_at
 from lease_place as earlier
+inner join run on earlier.run_id = run.run_id
 where
     earlier.node = :node
+    -- A run that was given up does not come back to leave the line.
+    and run.closed_at is null
     and earlier.run_id <> :run_id
     and earlier.devices && :devices::text[]
     and earlier.expires_at > clock_timestamp()

@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from tasks.errors import Busy
+from tasks.ledger import close
 from tests.gpu.provision.held import held
 from tests.runs import a_run, wait_until
 
@@ -58,6 +59,31 @@ def test_a_run_that_went_away_loses_its_place(ledger, run, execute):
             execute("provision", run_id, lease_place_s=0 if run_id == "run-2" else 300)
     execute("restore")
     assert execute("provision", "run-3").changed
+
+
+def test_a_run_that_is_closed_keeps_nobody_waiting(ledger, run, execute):
+    execute("provision")
+    for run_id in ("run-2", "run-3"):
+        a_run(ledger, run_id, layout={"cpu": 1})
+        with pytest.raises(Busy):
+            execute("provision", run_id)
+    close(ledger, "run-2", "failed")
+    execute("restore")
+    assert execute("provision", "run-3").changed
+
+
+def test_a_closed_run_that_is_started_again_stands_where_it_stood(ledger, run, execute):
+    execute("provision")
+    for run_id in ("run-2", "run-3"):
+        a_run(ledger, run_id, layout={"cpu": 1})
+        with pytest.raises(Busy):
+            execute("provision", run_id)
+    close(ledger, "run-2", "failed")
+    with pytest.raises(Busy, match="leased to run run-1"):
+        execute("provision", "run-2")
+    execute("restore")
+    with pytest.raises(Busy, match="wait before this one, first run-2"):
+        execute("provision", "run-3")
 
 
 def test_a_stage_waits_until_its_turn_comes(ledger, run, execute, settings, monkeypatch):
