@@ -230,8 +230,9 @@ class Settings(BaseSettings):
     segment_flush_s: float = 2.0
     """Finished rows are on disk after at most this long; what is lost by a kill is generated again."""
 
-    segment_retention_h: float = 168.0
-    """Segments stay this long after publishing, so that a deleted answer file is rebuilt without a GPU."""
+    batch_retention_h: float = 168.0
+    """Prepared rows and segments stay this long after all of a batch is published: with them a run of it takes
+    seconds, and a deleted answer file is rebuilt without a GPU."""
 
     hub_endpoint: str | None = Field(default=None, validation_alias="HF_ENDPOINT")
     """A mirror of the hub; the name is the hub client's own."""

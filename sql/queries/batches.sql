@@ -1,7 +1,9 @@
 -- name: insert_batch!
 insert into batch (batch_id, identity, rows)
 values (:batch_id, :identity, :rows)
-on conflict (batch_id) do nothing;
+on conflict (batch_id) do update
+    set cleared_at = null
+    where batch.cleared_at is not null;
 
 -- name: is_batch_known$
 select exists(
@@ -99,14 +101,15 @@ select exists(
 select pg_advisory_xact_lock(hashtextextended('output ' || :output, 0))::text;
 
 -- name: batches_past_retention
--- Their segments may go: published whole long ago, by a claim that saw all that was registered, and no open
--- run counts on them. One that prepares now may be about to.
+-- What runs of them worked with may go: published whole long ago, by a claim that saw all that was
+-- registered, and no open run counts on it. One that prepares now may be about to.
 select batch.batch_id
 from batch
 inner join publication on batch.batch_id = publication.batch_id
 inner join claim on publication.run_id = claim.run_id and publication.epoch = claim.epoch
 where
-    publication.not_started = 0
+    batch.cleared_at is null
+    and publication.not_started = 0
     and not exists (
         select 1
         from claim as preparing
@@ -119,13 +122,28 @@ where
 group by batch.batch_id
 having
     max(publication.published_at) < clock_timestamp() - make_interval(secs => :retention_s)
-    and max(claim.claimed_at) >= (
-        select max(segment.last_registered_at)
-        from segment
-        where segment.batch_id = batch.batch_id
+    and max(claim.claimed_at) >= coalesce(
+        (
+            select max(segment.last_registered_at)
+            from segment
+            where segment.batch_id = batch.batch_id
+        ),
+        '-infinity'
     );
 
--- name: delete_segments_of_batch
+-- name: folders_of_batch
+-- Where runs have prepared it: one in each output.
+select distinct facts ->> 'folder' as folder
+from claim
+where
+    stage = 'prepare'
+    and facts ->> 'batch_id' = :batch_id;
+
+-- name: delete_segments_of_batch!
 delete from segment
-where batch_id = :batch_id
-returning path;
+where batch_id = :batch_id;
+
+-- name: set_batch_cleared!
+update batch
+set cleared_at = clock_timestamp()
+where batch_id = :batch_id;

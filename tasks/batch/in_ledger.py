@@ -16,7 +16,6 @@ from psycopg.types.json import Jsonb
 from tasks.errors import Busy, Fenced
 from tasks.ledger import Claim, Ledger
 from tasks.ledger.claims import Holder, holder_of
-from tasks.ledger.connection import Connection
 
 _NOT_THE_WRITER = "QP003"
 
@@ -36,7 +35,7 @@ class Range:
 
 
 def record(claim: Claim, batch_id: str, identity: dict[str, Any], rows: int) -> None:
-    """Make the batch known; one that is known stays as it is."""
+    """Make the batch known, as one that is prepared; its rows and identity stay as they are."""
     with claim.writing() as connection:
         claim.ledger.queries.insert_batch(connection, batch_id=batch_id, identity=Jsonb(identity), rows=rows)
 
@@ -152,29 +151,3 @@ def is_published(ledger: Ledger, batch_id: str, output: Path, version: str) -> b
         return bool(
             ledger.queries.is_published(connection, batch_id=batch_id, output=str(output), version=version)
         )
-
-
-def past_retention(ledger: Ledger, retention_s: float) -> list[str]:
-    """Batches whose segments are kept no longer."""
-    with ledger.transaction() as connection:
-        return _past_retention(ledger, connection, retention_s)
-
-
-def remove_segments(claim: Claim, batch_id: str, retention_s: float) -> None:
-    """Remove the batch's segments, unless somebody counts on them since `past_retention` named it.
-
-    The files go before the commit: a writer, who waits for the batch's lock, must not take one over that is
-    about to go, and after a kill the ledger still names those that are left.
-    """
-    with claim.writing() as connection:
-        queries = claim.ledger.queries
-        queries.lock_batch(connection, batch_id=batch_id)
-        if batch_id not in _past_retention(claim.ledger, connection, retention_s):
-            return
-        for row in queries.delete_segments_of_batch(connection, batch_id=batch_id):
-            Path(row["path"]).unlink(missing_ok=True)
-
-
-def _past_retention(ledger: Ledger, connection: Connection, retention_s: float) -> list[str]:
-    rows = ledger.queries.batches_past_retention(connection, retention_s=retention_s)
-    return [row["batch_id"] for row in rows]

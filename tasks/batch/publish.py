@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.batch import drafts, files, in_ledger, prepared, published, reconcile, rows, versions
+from tasks.batch import drafts, files, in_ledger, prepared, published, reconcile, retention, rows, versions
 from tasks.batch.prepared import PreparedBatch
 from tasks.batch.rows import Answers
 from tasks.contract import Context, Outcome
@@ -129,7 +129,7 @@ def apply(plan: Plan, context: Context) -> None:
         )
         for old in _old_versions(output, manifest["version"]):
             shutil.rmtree(old, ignore_errors=True)
-    _remove_old_segments(context)
+    _remove_old_batches(context)
 
 
 def verify(context: Context) -> Outcome:
@@ -205,8 +205,8 @@ def _old_versions(output: Path, current: str) -> list[Path]:
     return others[_KEPT_VERSIONS - 1 :]
 
 
-def _remove_old_segments(context: Context) -> None:
-    """Of every batch that was published long ago; its published files say from now on what is answered."""
-    claim, retention_s = context.claim, context.settings.segment_retention_h * 3600
-    for batch_id in in_ledger.past_retention(claim.ledger, retention_s):
-        in_ledger.remove_segments(claim, batch_id, retention_s)
+def _remove_old_batches(context: Context) -> None:
+    """What runs of batches worked with that were published long ago."""
+    claim, retention_s = context.claim, context.settings.batch_retention_h * 3600
+    for batch_id in retention.past(claim.ledger, retention_s):
+        retention.remove(claim, batch_id, retention_s)

@@ -1,6 +1,8 @@
-"""How long segments are kept: as long as anybody may need what they hold."""
+"""How long prepared rows and segments are kept: as long as anybody may need what they hold."""
 
+import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,7 @@ import psycopg
 import pytest
 
 from tasks import ledger as ledger_package
-from tasks.batch import in_ledger
+from tasks.batch import in_ledger, retention
 from tasks.ledger.claims import take
 from tests.batch.stages.working import IDS, work
 from tests.batch.stand_in import Does, StandIn
@@ -18,19 +20,36 @@ from tests.batch.world import World, write_input
 @pytest.fixture(autouse=True)
 def no_retention(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is published was published long ago."""
-    monkeypatch.setenv("QWEN_PIPELINE_SEGMENT_RETENTION_H", "0")
+    monkeypatch.setenv("QWEN_PIPELINE_BATCH_RETENTION_H", "0")
 
 
 @pytest.fixture
-def publish_another(world: World, run_stage: Callable[[str], Any]) -> Callable[[StandIn], None]:
+def publish_another(world: World, run_stage: Callable[[str], Any]) -> Callable[..., None]:
     """A run of another batch, through to its end; its `publish` removes what is kept no longer."""
 
-    def publish(pool: StandIn) -> None:
-        path = write_input(world.root / "in2" / "p.parquet", IDS[5:8])
-        world.run("another", world.spec(path, batch={"output": str(world.root / "other")}), pool.registry)
-        work(world, run_stage, "another")
+    def publish(pool: StandIn, first: int = 5) -> None:
+        path = write_input(world.root / "in2" / f"p-{first}.parquet", IDS[first : first + 3])
+        run_id = f"another-{first}"
+        world.run(run_id, world.spec(path, batch={"output": str(world.root / run_id)}), pool.registry)
+        work(world, run_stage, run_id)
 
     return publish
+
+
+@pytest.fixture
+def on_removal(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[Path], None]]:
+    """What happens each time before a batch that is out of the way is deleted."""
+    happens: list[Callable[[Path], None]] = []
+    remove = shutil.rmtree
+
+    def rmtree(path: Path, **options: Any) -> None:
+        if path.name.startswith(".removed-") and path.exists():
+            for each in happens:
+                each(path)
+        remove(path, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    return happens
 
 
 def close(world: World, run_id: str, verdict: str = "done") -> None:
@@ -42,7 +61,7 @@ def segments_of(folder: Path) -> list[Path]:
     return sorted((folder / "segments").iterdir())
 
 
-def test_segments_go_after_their_retention_and_the_published_rows_still_count(
+def test_a_batch_goes_after_its_retention_and_the_published_rows_still_count(
     world, run_stage, publish_another
 ):
     spec = world.spec(write_input(world.root / "in" / "p.parquet", IDS[:5]))
@@ -52,7 +71,7 @@ def test_segments_go_after_their_retention_and_the_published_rows_still_count(
         close(world, "one")
         assert segments_of(folder)
         publish_another(pool)
-        assert not segments_of(folder)
+        assert not folder.exists()
         done = work(world, run_stage, "one")
         assert done["prepare"].facts["answered"] == 5
         assert not done["publish"].changed
@@ -61,6 +80,65 @@ def test_segments_go_after_their_retention_and_the_published_rows_still_count(
         harmed.write_text("changed")
         assert work(world, run_stage, "one")["publish"].facts["answered"] == 5
         assert set(pool.asked.values()) == {1}
+
+
+def test_a_batch_that_was_prepared_again_goes_again(world, run_stage, publish_another):
+    path = write_input(world.root / "in" / "p.parquet", IDS[:5])
+    with StandIn(world.key) as pool:
+        world.run("one", world.spec(path), pool.registry)
+        folder = Path(work(world, run_stage, "one")["prepare"].facts["folder"])
+        close(world, "one")
+        publish_another(pool)
+        assert world.execute("prepare", "one").changed
+        publish_another(pool, 8)
+        assert folder.exists(), "the run is open again"
+        close(world, "one")
+        publish_another(pool, 11)
+    assert not list(folder.parent.iterdir())
+
+
+def test_a_batch_goes_from_each_output_for_which_it_was_prepared(world, run_stage, publish_another):
+    path = write_input(world.root / "in" / "p.parquet", IDS[:5])
+    elsewhere = world.spec(path, batch={"output": str(world.root / "elsewhere")})
+    with StandIn(world.key) as pool:
+        world.run("one", world.spec(path), pool.registry)
+        work(world, run_stage, "one")
+        world.run("two", elsewhere)
+        world.execute("prepare", "two")
+        for run_id in ("one", "two"):
+            close(world, run_id)
+        publish_another(pool)
+    assert not [*world.output.glob("_batch/*"), *world.root.glob("elsewhere/_batch/*")]
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(Killed(), pytest.raises(Killed)), (PermissionError(13, "Permission denied"), nullcontext())],
+    ids=["killed", "refused"],
+)
+def test_a_batch_that_is_half_removed_goes_with_the_next(
+    world, run_stage, publish_another, on_removal, error, told
+):
+    """Of a killed run, and of one that may not delete it, which is no reason for another batch to fail."""
+
+    def fail(_: Path) -> None:
+        raise error
+
+    with StandIn(world.key) as pool:
+        world.run("one", world.spec(write_input(world.root / "in" / "p.parquet", IDS[:5])), pool.registry)
+        folder = Path(work(world, run_stage, "one")["prepare"].facts["folder"])
+        close(world, "one")
+        on_removal.append(fail)
+        with told:
+            publish_another(pool)
+        assert list(folder.parent.iterdir()) == [folder.with_name(f".removed-{folder.name}")]
+        on_removal.clear()
+        publish_another(pool, 8)
+    assert not list(folder.parent.iterdir())
 
 
 def test_a_turn_that_was_not_asked_for_its_earlier_ones_sake_stays_failed_without_its_segment(
@@ -77,7 +155,7 @@ def test_a_turn_that_was_not_asked_for_its_earlier_ones_sake_stays_failed_withou
         assert {row["error_class"] for row in world.published()} == {"BadRequest", "EarlierTurnFailed", None}
         close(world, "one")
         publish_another(pool)
-        assert not segments_of(folder)
+        assert not folder.exists()
     done = world.execute("prepare", "one").facts
     assert (done["answered"], done["failed"], done["to_do"]) == (2, 2, 0)
 
@@ -135,7 +213,7 @@ def test_segments_are_kept_for_a_writer_who_comes_after_they_were_chosen(
         world.run("one", world.spec(write_input(world.root / "in" / "p.parquet", IDS[:5])), pool.registry)
         folder = Path(work(world, run_stage, "one")["prepare"].facts["folder"])
         close(world, "one")
-        choose, chosen = in_ledger.past_retention, []
+        choose, chosen = retention.past, []
 
         def then_a_run_writes(*arguments: Any) -> list[str]:
             chosen.extend(choose(*arguments))
@@ -143,7 +221,7 @@ def test_segments_are_kept_for_a_writer_who_comes_after_they_were_chosen(
             world.execute("prepare", "two")
             return chosen
 
-        monkeypatch.setattr(in_ledger, "past_retention", then_a_run_writes)
+        monkeypatch.setattr(retention, "past", then_a_run_writes)
         publish_another(pool)
     assert chosen == [folder.name]
     assert segments_of(folder)
@@ -151,25 +229,21 @@ def test_segments_are_kept_for_a_writer_who_comes_after_they_were_chosen(
         assert in_ledger.registered(ledger, folder.name)
 
 
-def test_no_writer_can_take_over_a_segment_that_is_about_to_go(
-    world, run_stage, publish_another, monkeypatch
-):
-    remove, looked = Path.unlink, []
+def test_no_writer_can_take_over_a_segment_that_is_about_to_go(world, run_stage, publish_another, on_removal):
+    looked = []
 
-    def look(path: Path, missing_ok: bool = False) -> None:
-        if path.suffix == ".seg":
-            with world.ledger() as ledger, ledger.transaction() as connection:
-                with pytest.raises(psycopg.errors.LockNotAvailable):
-                    connection.execute("select from batch where batch_id = %s for update nowait", [batch_id])
-                looked.append(path)
-        remove(path, missing_ok)
+    def look(path: Path) -> None:
+        with world.ledger() as ledger, ledger.transaction() as connection:
+            with pytest.raises(psycopg.errors.LockNotAvailable):
+                connection.execute("select from batch where batch_id = %s for update nowait", [batch_id])
+            looked.append(path)
 
     with StandIn(world.key) as pool:
         world.run("one", world.spec(write_input(world.root / "in" / "p.parquet", IDS[:5])), pool.registry)
         folder = Path(work(world, run_stage, "one")["prepare"].facts["folder"])
         batch_id = folder.name
         close(world, "one")
-        monkeypatch.setattr(Path, "unlink", look)
+        on_removal.append(look)
         publish_another(pool)
     assert looked
-    assert not segments_of(folder)
+    assert not folder.exists()
