@@ -109,8 +109,8 @@ class Settings(BaseSettings):
     """Drives Spark and runs its Python workers; pyspark clashes with what Airflow's provider requires."""
 
     serving_flags: Path = Field(default_factory=_beside_the_interpreter)
-    """The flags that the installed vLLM knows, read once (`make flags`) because importing vllm takes 13 s. Default:
-    vllm-flags.json in the environment of `python_serving`."""
+    """The flags that the installed vLLM knows, read once (`make flags OF=...`) because importing vllm takes 13 s.
+    Default: vllm-flags.json in the environment of `python_serving`."""
 
     spark_master: str = "local[2]"
     """Where Spark runs. The DAG submits to the Airflow connection `spark_default`: name the same master in both,
@@ -230,9 +230,10 @@ class Settings(BaseSettings):
     segment_flush_s: float = 2.0
     """Finished rows are on disk after at most this long; what is lost by a kill is generated again."""
 
-    batch_retention_h: float = 168.0
-    """Prepared rows and segments stay this long after all of a batch is published: with them a run of it takes
-    seconds, and a deleted answer file is rebuilt without a GPU."""
+    batch_retention_h: float = Field(default=168.0, ge=24.0)
+    """Prepared rows and segments stay this long after all of a batch is published and its last run has ended: with
+    them a run of it takes seconds, and a deleted answer file is rebuilt without a GPU. A day at least, because
+    tokens of a day are counted by segments."""
 
     hub_endpoint: str | None = Field(default=None, validation_alias="HF_ENDPOINT")
     """A mirror of the hub; the name is the hub client's own."""

@@ -6,10 +6,13 @@ on conflict (batch_id) do update
     where batch.cleared_at is not null;
 
 -- name: is_batch_known$
+-- One whose files were removed is to be recorded again.
 select exists(
     select 1
     from batch
-    where batch_id = :batch_id
+    where
+        batch_id = :batch_id
+        and cleared_at is null
 );
 
 -- name: lock_batch^
@@ -100,24 +103,43 @@ select exists(
 -- One publishes to an output at a time.
 select pg_advisory_xact_lock(hashtextextended('output ' || :output, 0))::text;
 
+-- name: lock_idle_batch^
+-- No row when somebody else has the lock.
+select batch_id
+from batch
+where batch_id = :batch_id
+for update skip locked;
+
 -- name: batches_past_retention
 -- What runs of them worked with may go: published whole long ago, by a claim that saw all that was
--- registered, and no open run counts on it. One that prepares now may be about to.
+-- registered, and no run that was open since then counts on it. Of all batches, or of the one that is named.
 select batch.batch_id
 from batch
 inner join publication on batch.batch_id = publication.batch_id
 inner join claim on publication.run_id = claim.run_id and publication.epoch = claim.epoch
 where
     batch.cleared_at is null
+    and (:batch_id::text is null or batch.batch_id = :batch_id)
     and publication.not_started = 0
+    and not exists (
+        select 1
+        from claim as prepared
+        inner join run on prepared.run_id = run.run_id
+        where
+            prepared.stage = 'prepare'
+            and prepared.facts ->> 'batch_id' = batch.batch_id
+            and coalesce(run.closed_at, 'infinity') > clock_timestamp() - make_interval(secs => :retention_s)
+    )
+    -- One that prepares now may be about to; one that began a day ago was killed.
     and not exists (
         select 1
         from claim as preparing
         inner join run on preparing.run_id = run.run_id
         where
-            run.closed_at is null
-            and preparing.stage = 'prepare'
-            and (preparing.ended_at is null or preparing.facts ->> 'batch_id' = batch.batch_id)
+            preparing.stage = 'prepare'
+            and preparing.ended_at is null
+            and preparing.claimed_at > clock_timestamp() - interval '1 day'
+            and run.closed_at is null
     )
 group by batch.batch_id
 having
@@ -129,7 +151,9 @@ having
             where segment.batch_id = batch.batch_id
         ),
         '-infinity'
-    );
+    )
+order by max(publication.published_at)
+limit :most;
 
 -- name: folders_of_batch
 -- Where runs have prepared it: one in each output.

@@ -1,60 +1,84 @@
 """What runs of a batch worked with, prepared rows and segments, goes some time after all of the batch is published.
 
 From then on its published files say what is answered, and a run of it prepares its input again.
+
+Keeps:
+- a run that begins meanwhile finds all of it or nothing: it is moved away in one step, under the batch's lock;
+- nobody waits while it is deleted, which can take long;
+- what a kill leaves, the next removal finishes: the batch counts as cleared once nothing is left.
 """
 
 import logging
 import shutil
-from contextlib import suppress
+from collections.abc import Iterable
 from pathlib import Path
+from secrets import token_hex
 
 from tasks.ledger import Claim, Ledger
 from tasks.ledger.connection import Connection
 
 log = logging.getLogger(__name__)
 
+_AT_ONCE = 20
+"""Batches that one `publish` removes. It is somebody's run: the next one goes on."""
+
 
 def past(ledger: Ledger, retention_s: float) -> list[str]:
-    """Ids of batches that were published whole so long ago, and that no open run counts on."""
+    """Ids of batches that were published whole so long ago, and that no run has counted on since; oldest first."""
     with ledger.transaction() as connection:
         return _past(ledger, connection, retention_s)
 
 
 def remove(claim: Claim, batch_id: str, retention_s: float) -> None:
-    """Remove the batch's folders, unless somebody counts on them since `past` named it.
+    """Remove the batch's folders, unless somebody counts on them since `past` named it, or removes them too.
 
-    The files go before the commit: a writer, who waits for the batch's lock, must not take a segment over that is
-    about to go, and after a kill the ledger still names the batch.
+    What cannot be removed is said in the log, and tried again by the next.
 
     Raises:
         Fenced: the claim has ended.
     """
-    with claim.writing() as connection:
-        queries = claim.ledger.queries
-        queries.lock_batch(connection, batch_id=batch_id)
-        if batch_id not in _past(claim.ledger, connection, retention_s):
-            return
-        for row in queries.folders_of_batch(connection, batch_id=batch_id):
-            try:
-                _remove(Path(row["folder"]))
-            except OSError as error:
-                # No reason for a run of another batch to fail; the next one tries again.
-                log.warning("what runs of batch %s worked with is not removed: %s", batch_id, error)
+    queries = claim.ledger.queries
+    try:
+        with claim.writing() as connection:
+            if not _may_go(claim, connection, batch_id, retention_s):
                 return
-        queries.delete_segments_of_batch(connection, batch_id=batch_id)
-        queries.set_batch_cleared(connection, batch_id=batch_id)
+            folders = [Path(row["folder"]) for row in queries.folders_of_batch(connection, batch_id=batch_id)]
+            queries.delete_segments_of_batch(connection, batch_id=batch_id)
+            gone = _move_away(folders)
+    except OSError as error:
+        log.warning("what runs of batch %s worked with cannot be removed: %s", batch_id, error)
+        return
+    for path in gone:
+        shutil.rmtree(path, ignore_errors=True)
+    if left := [str(path) for path in gone if path.exists()]:
+        log.warning("what runs of batch %s worked with is not all removed: %s", batch_id, ", ".join(left))
+        return
+    with claim.writing() as connection:
+        if _may_go(claim, connection, batch_id, retention_s):
+            queries.set_batch_cleared(connection, batch_id=batch_id)
 
 
-def _past(ledger: Ledger, connection: Connection, retention_s: float) -> list[str]:
-    rows = ledger.queries.batches_past_retention(connection, retention_s=retention_s)
+def _past(
+    ledger: Ledger, connection: Connection, retention_s: float, batch_id: str | None = None
+) -> list[str]:
+    rows = ledger.queries.batches_past_retention(
+        connection, retention_s=retention_s, batch_id=batch_id, most=_AT_ONCE
+    )
     return [row["batch_id"] for row in rows]
 
 
-def _remove(folder: Path) -> None:
-    # Out of the way in one step: a run that begins to prepare meanwhile must not find half of it.
-    gone = folder.with_name(f".removed-{folder.name}")
-    with suppress(FileNotFoundError):  # none is left by a kill
-        shutil.rmtree(gone)
-    with suppress(FileNotFoundError):  # its output is gone
-        folder.rename(gone)
-        shutil.rmtree(gone)
+def _may_go(claim: Claim, connection: Connection, batch_id: str, retention_s: float) -> bool:
+    """Whether this transaction has the batch's lock, and the batch is still past its retention."""
+    if claim.ledger.queries.lock_idle_batch(connection, batch_id=batch_id) is None:
+        return False
+    return bool(_past(claim.ledger, connection, retention_s, batch_id))
+
+
+def _move_away(folders: Iterable[Path]) -> list[Path]:
+    """Where they lie now, and what an earlier removal left there; whose output is gone is gone with it."""
+    gone: list[Path] = []
+    for folder in folders:
+        if folder.exists():
+            folder.rename(folder.with_name(f".removed-{folder.name}-{token_hex(4)}"))
+        gone += folder.parent.glob(f".removed-{folder.name}-*")
+    return gone

@@ -18,9 +18,12 @@ from tests.batch.world import World, write_input
 
 
 @pytest.fixture(autouse=True)
-def no_retention(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is published was published long ago."""
-    monkeypatch.setenv("QWEN_PIPELINE_BATCH_RETENTION_H", "0")
+def retention_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """No time at all, though a deployment may not say so: what is published was published long ago."""
+    seconds, past, remove = [0.0], retention.past, retention.remove
+    monkeypatch.setattr(retention, "past", lambda ledger, _: past(ledger, seconds[0]))
+    monkeypatch.setattr(retention, "remove", lambda claim, batch_id, _: remove(claim, batch_id, seconds[0]))
+    return seconds
 
 
 @pytest.fixture
@@ -37,19 +40,39 @@ def publish_another(world: World, run_stage: Callable[[str], Any]) -> Callable[.
 
 
 @pytest.fixture
-def on_removal(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[Path], None]]:
-    """What happens each time before a batch that is out of the way is deleted."""
-    happens: list[Callable[[Path], None]] = []
+def on_removal(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[Path], bool | None]]:
+    """What happens each time before a batch that is out of the way is deleted; False refuses that."""
+    happens: list[Callable[[Path], bool | None]] = []
     remove = shutil.rmtree
 
     def rmtree(path: Path, **options: Any) -> None:
-        if path.name.startswith(".removed-") and path.exists():
-            for each in happens:
-                each(path)
+        if path.name.startswith(".removed-") and False in [each(path) for each in happens]:
+            return
         remove(path, **options)
 
     monkeypatch.setattr(shutil, "rmtree", rmtree)
     return happens
+
+
+@pytest.fixture
+def two_hours_pass(database_url: str) -> Callable[[], None]:
+    """For what the ledger knows of batches and of runs that are closed."""
+
+    def passing() -> None:
+        with psycopg.connect(database_url) as connection:
+            for column in (
+                "publication.published_at",
+                "segment.last_registered_at",
+                "claim.claimed_at",
+                "run.closed_at",
+            ):
+                table, name = column.split(".")
+                # Whatever the ledger demands of who writes.
+                connection.execute(f"alter table ledger.{table} disable trigger user")
+                connection.execute(f"update ledger.{table} set {name} = {name} - interval '2 hours'")
+                connection.execute(f"alter table ledger.{table} enable trigger user")
+
+    return passing
 
 
 def close(world: World, run_id: str, verdict: str = "done") -> None:
@@ -115,30 +138,136 @@ class Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize(
-    ("error", "told"),
-    [(Killed(), pytest.raises(Killed)), (PermissionError(13, "Permission denied"), nullcontext())],
-    ids=["killed", "refused"],
-)
+def killed(_: Path) -> bool | None:
+    raise Killed
+
+
+def refused(_: Path) -> bool | None:
+    return False
+
+
+@pytest.mark.parametrize(("what", "told"), [(killed, pytest.raises(Killed)), (refused, nullcontext())])
 def test_a_batch_that_is_half_removed_goes_with_the_next(
-    world, run_stage, publish_another, on_removal, error, told
+    world, run_stage, publish_another, on_removal, what, told
 ):
     """Of a killed run, and of one that may not delete it, which is no reason for another batch to fail."""
+    with StandIn(world.key) as pool:
+        world.run("one", world.spec(write_input(world.root / "in" / "p.parquet", IDS[:5])), pool.registry)
+        folder = Path(work(world, run_stage, "one")["prepare"].facts["folder"])
+        close(world, "one")
+        on_removal.append(what)
+        with told:
+            publish_another(pool)
+        (left,) = folder.parent.iterdir()
+        assert left.name.startswith(f".removed-{folder.name}-")
+        on_removal.clear()
+        publish_another(pool, 8)
+    assert not list(folder.parent.iterdir())
 
-    def fail(_: Path) -> None:
-        raise error
+
+def test_a_batch_that_cannot_be_moved_away_stays_whole_and_another_batch_is_published(
+    world, run_stage, publish_another, monkeypatch, caplog
+):
+    move = Path.rename
+
+    def refuse(path: Path, target: Path) -> Path:
+        if target.name.startswith(".removed-"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return move(path, target)
 
     with StandIn(world.key) as pool:
         world.run("one", world.spec(write_input(world.root / "in" / "p.parquet", IDS[:5])), pool.registry)
         folder = Path(work(world, run_stage, "one")["prepare"].facts["folder"])
         close(world, "one")
-        on_removal.append(fail)
-        with told:
-            publish_another(pool)
-        assert list(folder.parent.iterdir()) == [folder.with_name(f".removed-{folder.name}")]
+        monkeypatch.setattr(Path, "rename", refuse)
+        publish_another(pool)
+    assert segments_of(folder)
+    assert f"batch {folder.name} worked with cannot be removed: [Errno 13] Permission denied" in caplog.text
+    with world.ledger() as ledger:
+        assert in_ledger.registered(ledger, folder.name)
+
+
+def test_a_run_that_begins_while_a_batch_is_deleted_keeps_what_it_prepares(
+    world, run_stage, publish_another, on_removal
+):
+    spec = world.spec(write_input(world.root / "in" / "p.parquet", IDS[:5]))
+
+    def begin(_: Path) -> None:
+        world.run("two", spec)
+        assert world.execute("prepare", "two").facts["to_do"] == 0
+
+    with StandIn(world.key) as pool:
+        world.run("one", spec, pool.registry)
+        folder = Path(work(world, run_stage, "one")["prepare"].facts["folder"])
+        close(world, "one")
+        on_removal.append(begin)
+        publish_another(pool)
+        assert list(folder.parent.iterdir()) == [folder]
         on_removal.clear()
+        close(world, "two")
         publish_another(pool, 8)
     assert not list(folder.parent.iterdir())
+
+
+def test_a_batch_that_was_prepared_again_goes_though_its_run_was_killed_before_the_ledger_heard_of_it(
+    world, run_stage, publish_another, monkeypatch
+):
+    def kill(*_: Any) -> None:
+        raise Killed
+
+    with StandIn(world.key) as pool:
+        world.run("one", world.spec(write_input(world.root / "in" / "p.parquet", IDS[:5])), pool.registry)
+        folder = Path(work(world, run_stage, "one")["prepare"].facts["folder"])
+        close(world, "one")
+        publish_another(pool)
+        with monkeypatch.context() as patch:
+            patch.setattr(in_ledger, "record", kill)
+            with pytest.raises(Killed):
+                world.execute("prepare", "one")
+        world.execute("prepare", "one")
+        close(world, "one")
+        publish_another(pool, 8)
+    assert not list(folder.parent.iterdir())
+
+
+def test_a_batch_is_kept_for_its_retention_after_the_last_run_that_counted_on_it(
+    world, run_stage, publish_another, retention_s, two_hours_pass
+):
+    """The run of another output failed before it published; started again, it must find the answers."""
+    retention_s[0] = 3600.0
+    path = write_input(world.root / "in" / "p.parquet", IDS[:5])
+    elsewhere = world.spec(path, batch={"output": str(world.root / "elsewhere")})
+    with StandIn(world.key) as pool:
+        world.run("one", world.spec(path), pool.registry)
+        folder = Path(work(world, run_stage, "one")["prepare"].facts["folder"])
+        close(world, "one")
+        two_hours_pass()
+        world.run("two", elsewhere)
+        world.execute("prepare", "two")
+        close(world, "two", "failed")
+        publish_another(pool)
+        assert world.execute("prepare", "two").facts["to_do"] == 0
+        close(world, "two", "failed")
+        two_hours_pass()
+        publish_another(pool, 8)
+    assert not folder.exists()
+
+
+def test_a_run_that_was_killed_while_it_prepared_holds_no_batch_for_ever(
+    world, run_stage, publish_another, retention_s, two_hours_pass
+):
+    retention_s[0] = 3600.0
+    with StandIn(world.key) as pool:
+        world.run("one", world.spec(write_input(world.root / "in" / "p.parquet", IDS[:5])), pool.registry)
+        folder = Path(work(world, run_stage, "one")["prepare"].facts["folder"])
+        close(world, "one")
+        world.run("two", world.spec(world.root / "in" / "p.parquet"))
+        with world.ledger() as ledger:
+            take(ledger, "two", "prepare", frozenset({"prepare"}))
+        for _ in range(13):
+            two_hours_pass()
+        publish_another(pool)
+    assert not folder.exists()
 
 
 def test_a_turn_that_was_not_asked_for_its_earlier_ones_sake_stays_failed_without_its_segment(
@@ -229,21 +358,27 @@ def test_segments_are_kept_for_a_writer_who_comes_after_they_were_chosen(
         assert in_ledger.registered(ledger, folder.name)
 
 
-def test_no_writer_can_take_over_a_segment_that_is_about_to_go(world, run_stage, publish_another, on_removal):
-    looked = []
+def test_nobody_can_take_the_batch_over_while_it_is_moved_away_and_nobody_waits_while_it_is_deleted(
+    world, run_stage, publish_another, on_removal, monkeypatch
+):
+    move, seen = Path.rename, []
 
-    def look(path: Path) -> None:
+    def is_locked() -> bool:
         with world.ledger() as ledger, ledger.transaction() as connection:
-            with pytest.raises(psycopg.errors.LockNotAvailable):
-                connection.execute("select from batch where batch_id = %s for update nowait", [batch_id])
-            looked.append(path)
+            query = "select batch_id from batch where batch_id = %s for update skip locked"
+            return connection.execute(query, [folder.name]).fetchone() is None
+
+    def look(path: Path, target: Path) -> Path:
+        if target.name.startswith(".removed-"):
+            seen.append(("moved", is_locked()))
+        return move(path, target)
 
     with StandIn(world.key) as pool:
         world.run("one", world.spec(write_input(world.root / "in" / "p.parquet", IDS[:5])), pool.registry)
         folder = Path(work(world, run_stage, "one")["prepare"].facts["folder"])
-        batch_id = folder.name
         close(world, "one")
-        on_removal.append(look)
+        monkeypatch.setattr(Path, "rename", look)
+        on_removal.append(lambda _: seen.append(("deleted", is_locked())))
         publish_another(pool)
-    assert looked
+    assert seen == [("moved", True), ("deleted", False)]
     assert not folder.exists()
