@@ -55,7 +55,10 @@ def _interpreters(settings: Settings) -> str:
     }
     missing = [f"{path} ({name})" for name, path in found.items() if not os.access(path, os.X_OK)]
     if missing:
-        raise StageFailed(f"no interpreter at {', '.join(missing)}: run `make setup`, or set the path")
+        raise StageFailed(
+            f"no interpreter that this user may execute at {', '.join(missing)}: run `make setup`, set the path, or "
+            f"open its folders to this user"
+        )
     return "all there"
 
 

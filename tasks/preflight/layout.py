@@ -5,9 +5,10 @@ from pathlib import Path
 
 from tasks import tuning
 from tasks.contract import Context, refuse_other_node
-from tasks.errors import InputError
-from tasks.gpu import demand, inventory, sizing
+from tasks.errors import InputError, StageError, StageFailed
+from tasks.gpu import demand, inventory, privileged, rights, sizing
 from tasks.gpu.inventory import Gpu, Inventory
+from tasks.gpu.layouts import Step
 from tasks.gpu.provision import ask
 from tasks.gpu.sizing import Estimate
 from tasks.gpu.slots import cpu_devices, refuse_parallel_workers
@@ -35,6 +36,7 @@ def layout_checks(context: Context) -> list[Check]:
         checks.append(look("layout.cpu", "memory for every worker", lambda: _memory(context, layout)))
     else:
         checks.append(look("layout.memory", "a device holds a worker", lambda: _device_memory(context)))
+        checks.append(look("layout.rights", "to cut GPUs, where they must be", lambda: _rights(context)))
     if isinstance(layout, TensorParallelLayout):
         checks.append(look("serving.max_num_seqs", "as measured, if it was", lambda: _sequences(context)))
     return checks
@@ -126,6 +128,39 @@ def _is_leased(context: Context, there: Inventory) -> bool:
     """Whether a run works on these GPUs, perhaps this one: then what is in use there now says nothing."""
     held = leases.live_leases(context.claim.ledger, context.settings.node)
     return any(there.gpu(device) is not None for lease in held for device in lease.devices)
+
+
+def _rights(context: Context) -> str | Poor:
+    """Asked here: else a node without them says so in `provision`, hours later, when the weights are made."""
+    settings = context.settings
+    if settings.mig_command:
+        report = privileged.carry_out([], settings)  # which changes nothing
+        if report.kind not in ("done", "busy"):
+            raise StageFailed(report.error)
+        return "the privileged helper answers"
+    steps = _changes(context)
+    if steps is None:
+        lacking = rights.missing(settings, [Step("create", "any")])
+        return Poor(lacking, "or have the GPUs cut as wanted before") if lacking else "there"
+    if lacking := rights.missing(settings, steps):
+        raise StageFailed(lacking)
+    return "there" if steps else "none is wanted: nothing is to be changed"
+
+
+def _changes(context: Context) -> list[Step] | None:
+    """Of the GPUs as they are cut now; None where that cannot be said yet."""
+    layout, there = context.run.spec.layout, inventory.read(context.settings)
+    assert not isinstance(layout, CpuLayout)
+    if _is_leased(context, there):
+        return None
+    needs = needs_of(context)
+    if needs is None and getattr(layout, "mig", None) == "auto":
+        return None
+    try:
+        chosen = demand.pick(ask(layout, there, needs), there)
+    except StageError:
+        return None  # which is the finding of the check `layout`
+    return [step for taken in chosen for step in taken.difference.steps()]
 
 
 def _device_memory(context: Context) -> str:

@@ -34,7 +34,8 @@ def test_a_secret_that_is_missing_or_open_is_named(preflight, spec, settings, br
 def test_an_interpreter_that_is_missing_is_named_with_its_setting(preflight, spec, tmp_path):
     missing = tmp_path / "none" / "python"
     with pytest.raises(
-        StageFailed, match=rf"environments: no interpreter at {missing} \(QWEN_PIPELINE_PYTHON_SPARK\)"
+        StageFailed,
+        match=rf"environments: no interpreter that this user may execute at {missing} \(QWEN_PIPELINE_PYTHON_SPARK\)",
     ):
         preflight(spec(), python_spark=missing)
 

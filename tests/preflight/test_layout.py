@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-from tasks.errors import InputError
-from tasks.gpu import inventory
+from tasks.errors import InputError, StageFailed
+from tasks.gpu import inventory, nvml
 from tasks.weights import store
+from tests.gpu.node import Node
 
 PINS = {"commit": "c" * 40, "release_id": "name-awq-g128-0123456789ab"}
 GIB = 1 << 30
@@ -49,6 +50,47 @@ def test_a_profile_that_the_driver_does_not_offer_is_refused_with_those_that_it_
         InputError, match=r"layout\.mig: GPU 0 .* has no profile 3g\.39gb; its driver offers 1g"
     ):
         preflight(spec(layout={"mig": {"3g.39gb": 1}}), **simulated)
+
+
+@pytest.fixture
+def without_rights(simulated, settings):
+    """The simulated node, as somebody sees it who may not change it."""
+    library = nvml.simulation(settings.model_copy(update=simulated))
+    with library.file.changing() as state:
+        state["needs_root"] = True
+    return simulated
+
+
+def rights_of(result):
+    return next(check for check in result.facts["checks"] if check["check"] == "layout.rights")
+
+
+def test_a_node_that_the_run_may_not_cut_is_refused_before_weights_are_made(preflight, spec, without_rights):
+    with pytest.raises(StageFailed, match=r"layout\.rights: .*may not change .*QWEN_PIPELINE_MIG_COMMAND"):
+        preflight(spec(layout={"mig": {"3g.40gb": 2}}), **without_rights)
+
+
+def test_no_right_is_wanted_for_a_node_that_is_cut_already(preflight, spec, without_rights, settings):
+    node = Node(settings.model_copy(update=without_rights))
+    with node.file.changing() as state:
+        state["needs_root"] = False
+    node.put(0, ("3g.40gb", 0))
+    with node.file.changing() as state:
+        state["needs_root"] = True
+    found = preflight(spec(layout={"mig": {"3g.40gb": 1}}), **without_rights)
+    assert rights_of(found)["found"] == "none is wanted: nothing is to be changed"
+
+
+def test_what_auto_comes_to_may_need_rights_that_are_not_there(preflight, spec, without_rights):
+    found = preflight(spec(layout={"mig": "auto"}), **without_rights)
+    assert "may not change" in rights_of(found)["found"]
+    assert rights_of(found)["to_do"]
+
+
+def test_a_privileged_helper_that_sudo_does_not_let_through_is_refused(preflight, spec, without_rights):
+    refused = ("sh", "-c", "echo 'sudo: a password is required' >&2; exit 1")
+    with pytest.raises(StageFailed, match=r"layout\.rights: .*'sudo: a password is required'.*sudoers line"):
+        preflight(spec(layout={"mig": {"3g.40gb": 2}}), **without_rights, mig_command=refused)
 
 
 @pytest.fixture
