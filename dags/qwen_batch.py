@@ -17,6 +17,7 @@ from tasks.spec import RunSpec
 
 @dag(
     schedule=None,
+    is_paused_upon_creation=False,  # nothing starts by itself, and a run of a paused DAG stays queued
     catchup=False,
     max_active_runs=16,
     params=run_spec_params(),

@@ -15,6 +15,7 @@ from tasks.spec.pool import PoolSpec, parse_pool
 
 @dag(
     schedule=None,
+    is_paused_upon_creation=False,  # nothing starts by itself, and a run of a paused DAG stays queued
     catchup=False,
     max_active_runs=16,
     params=form(PoolSpec),

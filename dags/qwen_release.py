@@ -15,6 +15,7 @@ from tasks.spec.release import ReleaseSpec, parse_release
 
 @dag(
     schedule=None,
+    is_paused_upon_creation=False,  # nothing starts by itself, and a run of a paused DAG stays queued
     catchup=False,
     max_active_runs=16,
     params=form(ReleaseSpec),

@@ -72,10 +72,16 @@ def test_who_wants_to_know_of_failures_is_told_of_those_alone(prod):
     assert prod["told_of_success"] == []
 
 
-def test_the_reaper_runs_on_every_node_and_is_not_paused(read_by_airflow):
+def test_the_reaper_runs_on_every_node(read_by_airflow):
     reaper = read_by_airflow["dags"]["gpu_reaper"]
     assert {task["queue"] for task in reaper["tasks"].values()} == {"dgx-07", "dgx-08"}
-    assert reaper["paused"] is False
+
+
+def test_what_people_start_and_the_reaper_are_switched_on_and_nights_wait_for_somebody_to_do_so(
+    read_by_airflow,
+):
+    switched_on = {name for name, dag in read_by_airflow["dags"].items() if dag["paused"] is False}
+    assert switched_on == {"gpu_reaper", "qwen_batch", "qwen_pool", "qwen_release"}
 
 
 def test_a_node_that_is_down_keeps_no_other_from_being_reaped(read_by_airflow):
