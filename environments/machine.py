@@ -53,7 +53,7 @@ def _missing() -> list[str]:
     """The Debian packages that would bring what is not there."""
     packages = []
     if importlib.util.find_spec("ensurepip") is None or importlib.util.find_spec("venv") is None:
-        packages.append("python3-venv")
+        packages.append("python3.11-venv")
     try:
         ctypes.CDLL("libnuma.so.1")
     except OSError:
