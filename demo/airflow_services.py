@@ -43,6 +43,10 @@ SERVICES: Mapping[str, tuple[str, ...]] = {
 }
 """Command line by service. Logs are files on this host: nobody needs them over HTTP, on a fixed port."""
 
+_END_DEAD_TRANSACTIONS = "?options=-cidle_in_transaction_session_timeout=2min"
+"""Workers of LocalExecutor live on after a scheduler that was killed, and so do its connections, of which they have
+copies: with one of them the locks on runs that it looked at, and no other scheduler would ever schedule those."""
+
 _HEARTBEATS = {"scheduler": "scheduler", "dag-processor": "dag_processor", "triggerer": "triggerer"}
 
 
@@ -268,7 +272,8 @@ class Airflow:
                 },
                 "database": {
                     # psycopg 3, which the pipeline needs anyway.
-                    "sql_alchemy_conn": self._database_url.replace("postgresql:", "postgresql+psycopg:", 1),
+                    "sql_alchemy_conn": self._database_url.replace("postgresql:", "postgresql+psycopg:", 1)
+                    + _END_DEAD_TRANSACTIONS,
                 },
                 "logging": {"base_log_folder": self.logs / "tasks"},
                 "api": {

@@ -2,6 +2,7 @@
 a minute of a core, so they are among `everything`; tests/chaos looks at services that it needs anyway.
 """
 
+import configparser
 import os
 import signal
 import socket
@@ -11,6 +12,7 @@ from secrets import token_hex
 from typing import Any
 
 import pytest
+from sqlalchemy import create_engine, text
 
 from demo.airflow_api import AirflowApi, DagRun
 from demo.airflow_services import Airflow
@@ -19,6 +21,7 @@ from demo.postgres import Cluster
 from tasks.errors import InputError, StageFailed
 
 GOOD = """
+import configparser
 import os
 from pathlib import Path
 from airflow.sdk import Param, dag, task
@@ -127,6 +130,16 @@ def test_no_environment_of_a_task_holds_a_secret(
 ) -> None:
     secrets = [airflow.password, postgres.url("airflow").split("@")[0].rpartition(":")[2]]
     assert not any(secret in str(seen) for secret in secrets)
+
+
+def test_the_transaction_of_a_killed_scheduler_ends_though_a_process_of_its_keeps_the_connection(
+    airflow: Airflow,
+) -> None:
+    config = configparser.RawConfigParser()
+    config.read(airflow.home / "airflow.cfg")
+    with create_engine(config["database"]["sql_alchemy_conn"]).connect() as connection:
+        setting = connection.scalar(text("show idle_in_transaction_session_timeout"))
+    assert setting == "2min"
 
 
 def test_a_value_that_does_not_fit_the_params_is_refused(api: AirflowApi) -> None:
