@@ -79,7 +79,7 @@ class Dispatcher:
             await self._ask_in_company(Source(chunks), registry)
             if lane:
                 await self._ask_alone()
-            self._outcomes.believe_refusals()
+            self._outcomes.end()
         tally = self._outcomes.tally
         tally.set_aside = sum(row.finished is None for unit in self._set_aside for row in unit)
         return tally
@@ -91,7 +91,7 @@ class Dispatcher:
             while (unit := await source.next()) is not None:
                 self._set_aside.append(unit)
             await self._ask_alone()
-            self._outcomes.believe_refusals()
+            self._outcomes.end()
         return self._outcomes.tally
 
     async def _ask_in_company(self, source: Source, registry: asyncio.Task[None]) -> None:
@@ -102,6 +102,7 @@ class Dispatcher:
                 while self._runners < self._pool.limit and not (source.is_empty or self._stopped):
                     self._runners += 1
                     running.add(asyncio.create_task(self._runner(source)))
+                self._outcomes.at_once(self._runners)
                 done, running = await asyncio.wait(
                     running, timeout=_TICK_S, return_when=asyncio.FIRST_COMPLETED
                 )

@@ -1,7 +1,7 @@
 """What becomes of the rows: each finished one goes to the sink once, and is counted.
 
-Refusals before the first answer are held back: where every row is refused, a worker that is set up wrongly is the
-likelier reason, and no row is recorded as failed.
+Refusals before the first answer are held back: where every row that is asked is refused, a worker that is set up
+wrongly is the likelier reason, and no row is recorded as failed.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from tasks.batch.records import Result, Row
 from tasks.errors import StageFailed
 
 _REFUSALS_OF_ALL = 20
-"""Rows refused before the first answer, at which the fault is not theirs."""
+"""Rows refused and none answered, below which the fault may be theirs."""
 
 
 @dataclass
@@ -64,13 +64,20 @@ class Outcomes:
         self._release_id = release_id
         self._proven = proven
         self._held: list[Result] = []
+        self._refused = 0
+        """Of those that are held, the ones that were asked."""
+        self._first_wave = _REFUSALS_OF_ALL
         self.tally = Tally()
+
+    def at_once(self, rows: int) -> None:
+        """So many rows are in flight: refusals of fewer say nothing, they come sooner than answers."""
+        self._first_wave = max(self._first_wave, rows)
 
     def answer(self, asked: InFlight, answered: Answered, worker: str, latency_s: float) -> None:
         """The row has an answer."""
         self.tally.answered += 1
         if not self._proven:
-            self.believe_refusals()
+            self._believe_refusals()
         cut_off = answered.finish_reason == "length"
         self._sink(
             Result(
@@ -101,7 +108,7 @@ class Outcomes:
         """The row will have no answer.
 
         Raises:
-            StageFailed: so many rows are refused and none is answered that the fault is not theirs.
+            StageFailed: a whole first wave is refused and none is answered, so the fault is not theirs.
         """
         result = Result(
             id=asked.row.id,
@@ -122,16 +129,32 @@ class Outcomes:
             self._sink(result)
             return
         self._held.append(result)
-        if len(self._held) >= _REFUSALS_OF_ALL:
-            raise StageFailed(
-                f"the first {len(self._held)} rows were refused and none was answered; the last one because: "
-                f"{message}. No row is recorded as failed: see whether the workers serve what the batch asks "
-                f"for"
-            )
+        self._refused += result.attempts > 0
+        if self._refused >= self._first_wave:
+            self._blame_workers()
 
-    def believe_refusals(self) -> None:
-        """The engines answer this batch, or there is no row left: what was refused has failed."""
+    def end(self) -> None:
+        """No row is asked any more: what was refused has failed.
+
+        Raises:
+            StageFailed: all of so many rows are refused that the fault is not theirs.
+        """
+        if self._refused >= _REFUSALS_OF_ALL:
+            self._blame_workers()
+        self._believe_refusals()
+
+    def _believe_refusals(self) -> None:
+        """The engines answer this batch: what was refused has failed."""
         self._proven = True
         for result in self._held:
             self._sink(result)
         self._held.clear()
+        self._refused = 0
+
+    def _blame_workers(self) -> None:
+        last = next(result for result in reversed(self._held) if result.attempts)
+        raise StageFailed(
+            f"the first {self._refused} rows were refused and none was answered; the last one because: "
+            f"{last.error_message}. No row is recorded as failed: see whether the workers serve what the batch "
+            f"asks for"
+        )

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -109,6 +110,31 @@ def test_refusals_of_a_new_batch_count_from_its_first_answer_on(tmp_path):
         tally = answer(job(pool, tmp_path, proven=False), chunks_of(rows_of(100)), "p0")
     assert (tally.answered, tally.failed) == (50, 50)
     assert len(finished(tmp_path)) == 100
+
+
+def test_engines_that_refuse_every_row_of_a_batch_smaller_than_their_windows_fail_none(tmp_path):
+    refused = pytest.raises(StageFailed, match="first 100 rows were refused")
+    with StandIn(KEY, max_num_seqs=64, behaviour=lambda *_: Does(status=400)) as pool, refused:
+        answer(job(pool, tmp_path, proven=False), chunks_of(rows_of(100)), "p0")
+    assert finished(tmp_path) == []
+
+
+def test_refusals_that_come_before_slow_answers_are_the_rows_own(tmp_path):
+    def refuse(worker: str, prompt: str, before: int) -> Does | None:
+        return Does(status=400, at_the_door=True) if int(prompt.split()[1]) % 4 == 0 else None
+
+    with StandIn(KEY, max_num_seqs=64, latency_s=1.0, behaviour=refuse) as pool:
+        tally = answer(job(pool, tmp_path, proven=False), chunks_of(rows_of(192)), "p0")
+    assert (tally.answered, tally.failed) == (144, 48)
+    assert len(finished(tmp_path)) == 192
+
+
+def test_turns_that_were_never_asked_are_no_refusals(tmp_path):
+    turns = [replace(row, session="s") for row in rows_of(30)]
+    with StandIn(KEY, behaviour=lambda *_: Does(status=400)) as pool:
+        tally = answer(job(pool, tmp_path, proven=False), iter([turns]), "p0")
+    assert tally.failed == 30
+    assert [one.error_class for one in finished(tmp_path)] == ["BadRequest"] + 29 * ["EarlierTurnFailed"]
 
 
 def test_engines_that_bring_nothing_but_trouble_fail_no_row(tmp_path):
