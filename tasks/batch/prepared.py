@@ -7,8 +7,8 @@ OUTPUT/_batch/BATCH_ID holds
     work/        of a Spark application, may be deleted
 
 The batch id is a hash of what decides the answers: the input's content, the columns, sampling, schema and
-release. Not of names of files, deadline, node or layout: two runs that differ only there share their
-answers.
+release, and of how it is served what may change an answer. Not of names of files, deadline, node or layout: two
+runs that differ only there share their answers.
 """
 
 import json
@@ -98,6 +98,7 @@ def identity_of(spec: RunSpec, description: InputDescription, release_id: str) -
         "row_schema": batch.row_schema,
         "too_long": batch.too_long,
         "release_id": release_id,
+        **_served(spec),
     }
 
 
@@ -177,6 +178,18 @@ def publish(folder: Path, identity: dict[str, Any], drafts: Sequence[Path]) -> P
     files.move_in(draft, place / "manifest.json")
     sync_folder(place)
     return PreparedBatch(batch_id, folder, manifest)
+
+
+def _served(spec: RunSpec) -> dict[str, Any]:
+    """What of `serving` decides answers; empty where nothing does, so that such a batch has one id however served."""
+    decides: dict[str, Any] = {}
+    # Which flags of vLLM change no answer cannot be known here.
+    if spec.serving.extra_args:
+        decides["extra_args"] = spec.serving.extra_args
+    # It says where a prompt is cut off; and a turn that does not fit fails the later ones, which is recorded.
+    if spec.batch.too_long == "truncate" or spec.batch.session is not None:
+        decides["max_model_len"] = spec.serving.max_model_len
+    return decides
 
 
 def _totals(drafts: Sequence[Path]) -> dict[str, Any]:

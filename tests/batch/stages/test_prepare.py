@@ -44,6 +44,25 @@ def test_the_batch_is_the_input_not_its_place_or_the_limits(world):
     assert len({ids["one"], ids["other"], ids["hotter"]}) == 3
 
 
+@pytest.mark.parametrize(
+    ("batch", "serving", "is_another"),
+    [
+        ({}, {"max_model_len": 1024}, False),
+        ({}, {"max_num_seqs": 3}, False),
+        ({}, {"extra_args": {"reasoning-parser": "qwen3"}}, True),
+        ({"too_long": "truncate"}, {"max_model_len": 1024}, True),
+        ({"session": "who"}, {"max_model_len": 1024}, True),
+    ],
+    ids=["longer", "more-at-once", "extra-args", "longer-truncated", "longer-sessions"],
+)
+def test_how_workers_serve_makes_another_batch_where_answers_depend_on_it(world, batch, serving, is_another):
+    place = write_input(world.root / "in" / "prompts.parquet", IDS, who=["s"] * len(IDS))
+    world.run("one", world.spec(place, batch=batch))
+    world.run("other", world.spec(place, batch=batch, serving=serving))
+    one, other = (world.execute("prepare", name).facts["batch_id"] for name in ("one", "other"))
+    assert (one != other) is is_another
+
+
 def test_rows_too_long_are_failed_without_being_asked_and_to_do_under_a_longer_context(world, run_stage):
     place = write_input(world.root / "in" / "prompts.parquet", IDS[:3])
     table = pq.read_table(place).to_pylist()
