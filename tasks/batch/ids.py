@@ -41,9 +41,9 @@ def prove(batch: Batch, cut: Sequence[Part], written: Sequence[Path]) -> None:
     if missing_rows:
         places = _places(batch, cut, missing)
         raise InputError(
-            f"batch.id: {missing_rows} rows have no id in column {column!r}, for example "
-            f"{'; '.join(places)}; every row needs one, so that its answer can be told from others "
-            f"(or set batch.bad_ids to keep_apart)"
+            f"batch.id: {missing_rows} rows have no id in column {column!r}, or one that cannot be stored (a "
+            f"lone surrogate, half of a character), for example {'; '.join(places)}; every row needs one, so "
+            f"that its answer can be told from others (or set batch.bad_ids to keep_apart)"
         )
     twice = _in_several_rows(ids)
     if len(twice):

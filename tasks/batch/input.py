@@ -138,7 +138,7 @@ def json_documents(
         lines: how many lines are read; None: all.
 
     Raises:
-        InputError: a line is not a JSON object.
+        InputError: a line is not a JSON object, or too deep a one.
     """
     with path.open("rb") as file:
         file.seek(offset)
@@ -149,6 +149,8 @@ def json_documents(
                 document = json.loads(line)
             except ValueError as error:
                 raise InputError(f"batch.input: line {number} of {path} is not JSON: {error}") from None
+            except RecursionError:
+                raise InputError(f"batch.input: line {number} of {path} is nested too deeply") from None
             if not isinstance(document, dict):
                 raise InputError(f"batch.input: line {number} of {path} is not a JSON object")
             yield number, document

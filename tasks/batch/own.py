@@ -39,10 +39,14 @@ def schema_of(value: Any) -> dict[str, Any] | None:
     from jsonschema.exceptions import SchemaError
     from jsonschema.validators import validator_for
 
+    if not isinstance(document.get("$schema", ""), str):
+        raise BadRow("BadSchema", "the row's own schema is no JSON schema: its $schema is not a text")
     try:
         validator_for(document).check_schema(document)
     except SchemaError as error:
         raise BadRow("BadSchema", f"the row's own schema is no JSON schema: {error.message[:200]}") from None
+    except RecursionError:
+        raise BadRow("BadSchema", "the row's own schema is nested too deeply") from None
     return document
 
 
@@ -52,6 +56,8 @@ def _object(value: Any, error_class: str, what: str) -> dict[str, Any]:
             value = json.loads(value) if value.strip() else None
         except ValueError:
             raise BadRow(error_class, f"{what} is a text, but not JSON") from None
+        except RecursionError:
+            raise BadRow(error_class, f"{what} is nested too deeply") from None
     if value is None:
         return {}
     if not isinstance(value, dict):

@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 
 from tasks.batch import parts
 from tasks.batch.asked import asked_of
-from tasks.batch.parts import Part
+from tasks.batch.parts import InputRow, Part
 from tasks.batch.prepared import SCHEMA
-from tasks.batch.prompts import TokenCounter
+from tasks.batch.prompts import TokenCounter, storable
 from tasks.spec import Batch
 
 _COUNTED_AT_ONCE = 512
@@ -65,19 +65,30 @@ def _tables(part: Part, batch: Batch, count: TokenCounter) -> Iterator[pa.Table]
         texts = [None if one.chat is None else _compact(one.chat) for one in asked]
         columns: dict[str, list[Any]] = {
             "position": list(range(position, position + len(chunk))),
-            "id": ["" if row.id is None else str(row.id) for row in chunk],
+            "id": [_id_of(row) for row in chunk],
             "messages": texts,
             "prompt_tokens": [0 if one.chat is None else next(tokens) for one in asked],
             "max_tokens": [one.sampling.get("max_tokens", batch.sampling.max_tokens) for one in asked],
             "sampling": [_compact(one.sampling) if one.sampling else None for one in asked],
             "schema": [_compact(one.schema) if one.schema else None for one in asked],
-            "session": [None if row.session is None else str(row.session) for row in chunk],
+            "session": [_session_of(row) for row in chunk],
             "prefix": [_prefix_of(text) for text in texts],
             "error_class": [one.error_class for one in asked],
-            "error_message": [one.error_message for one in asked],
+            "error_message": [one.error_message and storable(one.error_message) for one in asked],
         }
         position += len(chunk)
         yield pa.table(columns, schema=SCHEMA)
+
+
+def _id_of(row: InputRow) -> str:
+    """Empty where there is none that can be stored: see `ids`."""
+    text = "" if row.id is None else str(row.id)
+    return text if text == storable(text) else ""
+
+
+def _session_of(row: InputRow) -> str | None:
+    """Lone surrogates are spelt out: replaced by one sign, two sessions could become one."""
+    return None if row.session is None else str(row.session).encode("utf-8", "backslashreplace").decode()
 
 
 def _prefix_of(text: str | None) -> int | None:
@@ -88,4 +99,4 @@ def _prefix_of(text: str | None) -> int | None:
 
 
 def _compact(document: Any) -> str:
-    return json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+    return storable(json.dumps(document, ensure_ascii=False, separators=(",", ":")))

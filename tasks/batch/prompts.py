@@ -43,7 +43,12 @@ def chat_of(text: Any, batch: Batch) -> list[Message]:
     if not isinstance(text, str) or not text.strip():
         raise BadRow("NoPrompt", f"column {batch.prompt!r} holds no text")
     system = [{"role": "system", "content": batch.system}] if batch.system else []
-    return [*system, {"role": "user", "content": _storable(text)}]
+    return [*system, {"role": "user", "content": storable(text)}]
+
+
+def storable(text: str) -> str:
+    """A lone surrogate is valid in JSON, but in no text that can be stored or sent."""
+    return text.encode("utf-8", "replace").decode()
 
 
 @dataclass(frozen=True)
@@ -97,6 +102,8 @@ def _messages(value: Any) -> list[Message]:
             value = json.loads(value)
         except ValueError:
             raise BadRow("BadMessages", "the chat is a text, but not JSON") from None
+        except RecursionError:
+            raise BadRow("BadMessages", "the chat is nested too deeply") from None
     if not isinstance(value, list) or not value:
         raise BadRow("BadMessages", "a chat is a list of {role, content} with at least one entry")
     chat = []
@@ -112,13 +119,8 @@ def _messages(value: Any) -> list[Message]:
             )
         if not isinstance(content, str):
             raise BadRow("BadMessages", f"message {number} has no text")
-        chat.append({"role": message["role"], "content": _storable(content)})
+        chat.append({"role": storable(message["role"]), "content": storable(content)})
     return chat
-
-
-def _storable(text: str) -> str:
-    """A lone surrogate is valid in JSON, but in no text that can be stored or sent."""
-    return text.encode("utf-8", "replace").decode()
 
 
 def _renderer(folder: Path) -> Callable[[list[Message]], str] | None:

@@ -125,7 +125,7 @@ def never_sent(table: pa.Table, spec: RunSpec) -> pa.ChunkedArray:
     is_bad = pc.is_valid(table.column("error_class"))
     if spec.batch.too_long == "truncate":
         return is_bad
-    needed = pc.add(table.column("prompt_tokens"), table.column("max_tokens"))
+    needed = pc.add(table.column("prompt_tokens").cast(pa.int64()), table.column("max_tokens"))
     return pc.or_(is_bad, pc.greater(needed, spec.serving.max_model_len))
 
 

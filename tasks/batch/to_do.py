@@ -37,7 +37,7 @@ def rows_to_do(spark: Any, batch: PreparedBatch, answers: Answers, spec: RunSpec
     """
     from pyspark.sql.functions import broadcast, coalesce, col, expr, lit, when
 
-    fits = f"prompt_tokens + max_tokens <= {spec.serving.max_model_len}"
+    fits = f"cast(prompt_tokens as long) + max_tokens <= {spec.serving.max_model_len}"
     is_asked = expr("error_class is null" + (f" and {fits}" if spec.batch.too_long == "fail" else ""))
     frame = spark.read.schema(_READ).parquet(*(str(path) for path in batch.parts))
     common = batch.manifest["common_prefixes"]

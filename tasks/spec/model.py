@@ -190,7 +190,8 @@ class Serving(Part):
 class Sampling(Part):
     """How answers are drawn."""
 
-    max_tokens: int = Field(default=512, ge=1)
+    # The most is beyond every model's context, and what is stored in 32 bits.
+    max_tokens: int = Field(default=512, ge=1, le=1 << 24)
     """Longest answer, in tokens."""
     temperature: float = Field(default=0.7, ge=0.0, le=2.0)
     """0 is greedy."""
@@ -249,8 +250,9 @@ class Batch(Part):
     id: Column = "row_id"
     """The column that names a row; unique and never null."""
     bad_ids: Literal["refuse", "keep_apart"] = "refuse"
-    """Rows without an id, or with another row's. `refuse`: bad input, with examples. `keep_apart`: they get ids of
-    their own (`row-7`, `ID#2`: the seventh row, the second row of that id); rows are never merged."""
+    """Rows without an id that can be stored, or with another row's. `refuse`: bad input, with examples.
+    `keep_apart`: they get ids of their own (`row-7`, `ID#2`: the seventh row, the second row of that id); rows are
+    never merged."""
     prompt: Column | None = None
     """The column with the prompt text; exactly one of `prompt` and `messages`."""
     messages: Column | None = None

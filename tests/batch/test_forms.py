@@ -131,6 +131,60 @@ def test_a_rows_own_sampling_and_schema_are_checked_before_a_device_is_taken(tmp
     assert asked("", "").error_class is None
 
 
+HALF = "\ud83d"
+"""Of a pair of surrogates: what is left of an emoji that was cut in two."""
+
+
+@pytest.mark.parametrize(
+    ("odd", "error_class"),
+    [
+        ({"how": {"max_tokens": 2**31}}, "BadSampling"),
+        ({"how": {"max_tokens": 2**31 - 1}}, "BadSampling"),
+        ({"how": "[" * 100_000}, "BadSampling"),
+        ({"form": {"$schema": ["draft 7"]}}, "BadSchema"),
+        ({"form": '{"not":' * 300 + "{}" + "}" * 300}, "BadSchema"),
+        ({"form": {"enum": [HALF]}}, None),
+        ({"chat": [{"role": HALF, "content": "hello"}]}, None),
+        ({"chat": [{"role": "user", "content": [{"type": HALF}]}]}, "UnsupportedContent"),
+        ({"chat": "[" * 100_000}, "BadMessages"),
+    ],
+    ids=[
+        "more-than-32-bits",
+        "just-32-bits",
+        "deep-sampling",
+        "schema-of-no-draft",
+        "deep-schema",
+        "half-a-schema",
+        "half-a-role",
+        "half-a-kind",
+        "deep-chat",
+    ],
+)
+def test_an_odd_value_in_one_row_is_that_rows_alone(tmp_path, odd, error_class):
+    plain = {"chat": CHAT, "how": None, "form": None}
+    path = lines(
+        tmp_path / "in.jsonl", [{"id": "a", **plain}, {"id": "b", **plain, **odd}, {"id": "c", **plain}]
+    )
+    made = prepare(spec(path, prompt=None, messages="chat", row_sampling="how", row_schema="form"), tmp_path)
+    assert [row["error_class"] for row in made] == [None, error_class, None]
+
+
+def test_sessions_that_are_named_by_halves_of_characters_stay_apart(tmp_path):
+    documents = [{"id": n, "text": "hello", "who": who} for n, who in enumerate((HALF, "\ud83e", HALF, "?"))]
+    rows = prepare(spec(lines(tmp_path / "in.jsonl", documents), session="who"), tmp_path)
+    first, other, again, mark = (row["session"] for row in rows)
+    assert first == again
+    assert len({first, other, mark}) == 3
+
+
+def test_an_id_that_cannot_be_stored_is_a_bad_id(tmp_path):
+    path = lines(tmp_path / "in.jsonl", [{"id": one, "text": "hello"} for one in ("a", f"b{HALF}")])
+    assert [row["id"] for row in prepare(spec(path, bad_ids="keep_apart"), tmp_path)] == ["a", "row-2"]
+    (tmp_path / "strict").mkdir()
+    with pytest.raises(InputError, match=r"surrogate.* in\.jsonl, line 2"):
+        prepare(spec(path), tmp_path / "strict")
+
+
 def test_image_parts_are_a_typed_refusal():
     chat = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
     with pytest.raises(BadRow) as caught:

@@ -101,6 +101,9 @@ def test_files_that_are_not_what_their_names_say_are_refused(tmp_path):
     lines.write_text('{"id": 1, "text": "a"}\nnonsense\n')
     with pytest.raises(InputError, match=r"batch\.input: line 2 of .* is not JSON"):
         all_rows(batch(lines))
+    lines.write_text('{"id": 1, "text": ' + "[" * 100_000 + "\n")
+    with pytest.raises(InputError, match=r"batch\.input: line 1 of .* is nested too deeply"):
+        all_rows(batch(lines))
 
 
 def test_an_id_is_a_text_or_an_integer(tmp_path):

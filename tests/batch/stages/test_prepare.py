@@ -3,10 +3,11 @@
 import json
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.batch import ids, prepared, prepared_part
+from tasks.batch import ids, prepared, prepared_part, rows
 from tasks.errors import InputError, Unavailable
 from tests.batch.stages.working import IDS, work
 from tests.batch.stand_in import StandIn
@@ -61,6 +62,12 @@ def test_how_workers_serve_makes_another_batch_where_answers_depend_on_it(world,
     world.run("other", world.spec(place, batch=batch, serving=serving))
     one, other = (world.execute("prepare", name).facts["batch_id"] for name in ("one", "other"))
     assert (one != other) is is_another
+
+
+def test_an_answer_of_any_length_is_too_long_beside_its_prompt(world):
+    tokens = pa.array([4, 2**31 - 1], pa.int32())
+    table = pa.table({"prompt_tokens": tokens, "max_tokens": tokens, "error_class": pa.nulls(2, pa.string())})
+    assert rows.never_sent(table, world.spec(world.root)).to_pylist() == [False, True]
 
 
 def test_rows_too_long_are_failed_without_being_asked_and_to_do_under_a_longer_context(world, run_stage):
