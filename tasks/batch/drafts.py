@@ -6,6 +6,7 @@ whose makers cannot act any more, and removes them; a stage that finds some is n
 
 import shutil
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from tasks.batch import segments
@@ -36,6 +37,13 @@ def remove(drafts: Iterable[Path]) -> None:
     """Delete them; one that somebody else deletes at the same time is no error."""
     for draft in drafts:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def discard(draft: Path) -> None:
+    """Remove a draft of which nothing is kept, and the folder around it if that was made for it alone."""
+    remove([draft])
+    with suppress(OSError):  # it holds something else
+        draft.parent.rmdir()
 
 
 def _name(run_id: str, epoch: int) -> str:

@@ -158,6 +158,8 @@ def _read(plan: Plan, context: Context) -> None:
     except (InputError, StageFailed, OSError, pa.ArrowException):
         # Of a file that was replaced meanwhile, what was read may be refused for no fault of either content.
         _refuse_replaced(plan, draft)
+        # Mended input is another batch, and nobody would look here again.
+        drafts.discard(draft)
         raise
     _refuse_replaced(plan, draft)
     prepared.publish(plan.folder, plan.identity, written)
@@ -185,7 +187,7 @@ def _refuse_replaced(plan: Plan, draft: Path) -> None:
     # By content: a copy may keep mtime and size. About 1 s of CPU a GB of input, a hundredth of counting its tokens.
     replaced = prepared.replaced(plan.description, plan.identity)
     if replaced:
-        shutil.rmtree(draft)
+        drafts.discard(draft)
         raise Unavailable(
             f"{', '.join(replaced)} changed while it was read; nothing of it is kept. Put new input beside the "
             f"old, or rename it into place before a run begins, and execute prepare again"

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks.batch import ids, prepared, prepared_part, rows
-from tasks.errors import InputError, Unavailable
+from tasks.errors import InputError, StageFailed, Unavailable
 from tests.batch.stages.working import IDS, work
 from tests.batch.stand_in import StandIn
 from tests.batch.world import write_input
@@ -107,6 +107,29 @@ def test_ids_that_cannot_name_rows_are_refused_with_examples(world, ids, message
         world.execute("prepare", "one")
 
 
+def test_input_that_is_refused_leaves_no_copy(world):
+    path = write_input(world.root / "in" / "prompts.parquet", ["a", "a"])
+    world.run("one", world.spec(path))
+    with pytest.raises(InputError):
+        world.execute("prepare", "one")
+    assert not list((world.output / "_batch").iterdir())
+
+
+def test_a_full_disk_leaves_no_half_copy_and_what_was_there_before(world, monkeypatch):
+    world.run("one", world.spec(write_input(world.root / "in" / "prompts.parquet", IDS)))
+    folder = Path(world.execute("prepare", "one").facts["folder"])
+    (folder / "prepared" / "part-00000.parquet").unlink()
+
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ids, "prove", full)
+        with pytest.raises(StageFailed, match="disk is full"):
+            world.execute("prepare", "one")
+    assert [path.name for path in folder.iterdir()] == ["prepared"]
+
+
 def test_integer_ids_become_texts_and_clash_with_texts_that_read_alike(world):
     write_input(world.root / "in" / "a.parquet", [1, 2])
     world.run("one", world.spec(world.root / "in"))
@@ -145,11 +168,9 @@ def test_input_that_is_replaced_while_it_is_read_is_not_kept_under_the_old_ident
         patch.setattr(module, step, replace_first)
         with pytest.raises(Unavailable, match=r"prompts\.parquet changed while it was read"):
             world.execute("prepare", "one")
-    (folder,) = (world.output / "_batch").iterdir()
-    assert not list(folder.iterdir())
+    assert not list((world.output / "_batch").iterdir())
     write_input(path, IDS)
-    done = world.execute("prepare", "one")
-    assert Path(done.facts["folder"]) == folder
+    folder = Path(world.execute("prepare", "one").facts["folder"])
     rows = [row for part in prepared.load(folder).parts for row in pq.read_table(part).to_pylist()]
     assert [row["id"] for row in rows] == IDS
 
