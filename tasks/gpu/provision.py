@@ -16,7 +16,7 @@ from tasks.gpu.demand import Demand, GpuLayouts, Taken
 from tasks.gpu.inventory import Inventory
 from tasks.gpu.sizing import Estimate
 from tasks.ledger import leases, quotas
-from tasks.ledger.claims import facts_of
+from tasks.ledger.claims import facts_of, writer_of
 from tasks.ledger.leases import Lease
 from tasks.spec import CpuLayout, TensorParallelLayout
 
@@ -63,7 +63,7 @@ def apply(plan: Plan, context: Context) -> None:
     """Take the lease, or take it again; then cut the GPUs.
 
     Raises:
-        Busy: other runs hold what it needs, and did not give it back in time.
+        Busy: other runs hold what it needs, and did not give it back in time; or one is at work on the same batch.
         StageFailed: a change failed; what of it could not be taken back is named. The lease is left to the reaper.
     """
     lease, taken = _take(context)
@@ -174,6 +174,7 @@ def _take(context: Context) -> tuple[Lease, tuple[Taken, ...]]:
     deadline = time.monotonic() + settings.lease_wait_s
     candidates: tuple[str, ...] | None = None
     while True:
+        _refuse_batch_at_work(context)
         there = _devices(context)
         if candidates is None:
             candidates = _all_candidates(context, there)
@@ -192,6 +193,22 @@ def _take(context: Context) -> tuple[Lease, tuple[Taken, ...]]:
                 raise Busy(f"{busy}{behind}") from None
             claim.progress(0, 1, "lease", position=place.number, waits_for=str(busy)[:500])
         time.sleep(min(_POLL_S, max(0.0, deadline - time.monotonic())))
+
+
+def _refuse_batch_at_work(context: Context) -> None:
+    """One run writes to a batch at a time: the devices of another one would only wait for it, workers and all."""
+    claim = context.claim
+    prepared = facts_of(claim.ledger, claim.run_id, "prepare")
+    if prepared is None:
+        return
+    other = writer_of(claim.ledger, prepared["batch_id"])
+    if other is None or other.run_id == claim.run_id or other.stage != "run" or other.is_gone:
+        return
+    leases.leave_line(claim, context.settings.node)
+    raise Busy(
+        f"run {other.run_id} is at work on the same batch {prepared['batch_id']} (stage {other.stage}, host "
+        f"{other.process.host}, pid {other.process.pid}), so this run takes no device yet; try again when it is done"
+    )
 
 
 def _refuse_over_quota(context: Context, wanted: int) -> None:

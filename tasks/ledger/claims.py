@@ -170,6 +170,13 @@ def acting(ledger: Ledger) -> list[Holder]:
     return [holder for holder in map(holder_of, rows) if not holder.is_gone]
 
 
+def writer_of(ledger: Ledger, batch_id: str) -> Holder | None:
+    """Whose live claim writes to the batch; its process may be dead."""
+    with ledger.transaction() as connection:
+        found = ledger.queries.writer_of_batch(connection, batch_id=batch_id)
+    return holder_of(found) if found is not None else None
+
+
 def holder_of(row: dict[str, Any]) -> Holder:
     """From a row that names a claim and its process."""
     process = Process(row["pid"], row["start_ticks"], row["boot_id"], row["host"])

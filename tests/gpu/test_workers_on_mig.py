@@ -28,7 +28,7 @@ def world(tmp_path, database_url, monkeypatch):
     a_run(made.ledger, "run-1", layout=LAYOUT)
     release = made.home / "release"
     release.mkdir()
-    made.succeed("run-1", "prepare", {"to_do": 3})
+    made.succeed("run-1", "prepare", {"batch_id": "batch-1", "to_do": 3})
     made.succeed("run-1", "convert", {"release_id": RELEASE_ID, "path": str(release)})
     try:
         yield made

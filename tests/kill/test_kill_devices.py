@@ -15,7 +15,7 @@ RUN = "run-1"
 def ready(world: World) -> World:
     """A run that may take a device."""
     world.register(RUN, a_spec())
-    world.finish(RUN, "prepare", {"to_do": 3})
+    world.finish(RUN, "prepare", {"batch_id": "batch-1", "to_do": 3})
     return world
 
 

@@ -27,7 +27,7 @@ def ready(world: World) -> World:
     world.environment["QWEN_PIPELINE_NVML"] = node.settings.nvml
     world.environment["QWEN_PIPELINE_NVML_STATE"] = str(node.settings.nvml_state)
     world.register(RUN, a_spec(layout={"mig": {"3g.40gb": 1, "1g.10gb": 1}, "replace_foreign": True}))
-    world.finish(RUN, "prepare", {"to_do": 3})
+    world.finish(RUN, "prepare", {"batch_id": "batch-1", "to_do": 3})
     return world
 
 

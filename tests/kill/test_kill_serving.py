@@ -37,7 +37,7 @@ def provisioned(world: World) -> World:
         "QWEN_PIPELINE_SERVING_FLAGS": str(world.root / "no-flags.json"),
     }
     world.register(RUN, a_spec())
-    world.finish(RUN, "prepare", {"to_do": 3})
+    world.finish(RUN, "prepare", {"batch_id": "batch-1", "to_do": 3})
     release = world.root / "release"
     release.mkdir()
     world.finish(RUN, "convert", {"release_id": "tiny-none-0123456789ab", "path": str(release)})

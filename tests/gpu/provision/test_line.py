@@ -1,12 +1,14 @@
 """Runs that want the same devices are served in order of arrival."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 
 from tasks.errors import Busy
 from tasks.ledger import close
-from tests.gpu.provision.held import held
+from tasks.node.processes import this_process
+from tests.gpu.provision.held import held, prepare, work_on_the_batch
 from tests.runs import a_run, wait_until
 
 
@@ -84,6 +86,41 @@ def test_a_closed_run_that_is_started_again_stands_where_it_stood(ledger, run, e
     execute("restore")
     with pytest.raises(Busy, match="wait before this one, first run-2"):
         execute("provision", "run-3")
+
+
+def test_a_run_waits_without_devices_for_another_run_of_its_batch(ledger, run, execute):
+    prepare(ledger, to_do=10)
+    work = work_on_the_batch(ledger, "run-1")
+    for run_id in ("run-2", "run-3"):
+        a_run(ledger, run_id, layout={"cpu": 1})
+    prepare(ledger, to_do=10, run_id="run-2")
+    with pytest.raises(Busy, match="run run-1 is at work on the same batch batch-1"):
+        execute("provision", "run-2")
+    assert held(ledger) == []
+    assert execute("provision", "run-3").changed, "it stands in nobody's way"
+    execute("restore", "run-3")
+    work.finish("done", "", {})
+    assert execute("provision", "run-2").changed
+
+
+def test_a_run_that_has_devices_keeps_them_whoever_works_on_its_batch(ledger, run, execute):
+    a_run(ledger, "run-2", layout={"cpu": 1})
+    for run_id in ("run-1", "run-2"):
+        prepare(ledger, to_do=10, run_id=run_id)
+    execute("provision", "run-2")
+    work_on_the_batch(ledger, "run-1")
+    # Less than half of what the lease is to last is left, so it is taken again.
+    assert execute("provision", "run-2", lease_s=10_000.0).changed
+
+
+def test_a_run_that_was_killed_at_work_on_the_batch_keeps_nobody_waiting(ledger, run, execute):
+    here = this_process()
+    gone = replace(here, start_ticks=here.start_ticks - 1)
+    a_run(ledger, "run-2", layout={"cpu": 1})
+    for run_id in ("run-1", "run-2"):
+        prepare(ledger, to_do=10, run_id=run_id)
+    work_on_the_batch(ledger, "run-1", gone)
+    assert execute("provision", "run-2").changed
 
 
 def test_a_stage_waits_until_its_turn_comes(ledger, run, execute, settings, monkeypatch):
