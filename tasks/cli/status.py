@@ -57,10 +57,11 @@ def _gpus(settings: Settings, ledger: Ledger) -> tuple[dict[str, Any], str]:
     try:
         there = inventory.read(settings)
     except StageError as error:
-        return {"gpus": [], "simulated": False, "driver": str(error)}, str(error)
+        return {"gpus": [], "lost": {}, "simulated": False, "driver": str(error)}, str(error)
     held = leases.live_leases(ledger, settings.node)
     document = {
         "gpus": drawing.document(there, held),
+        "lost": dict(there.lost),
         "simulated": there.simulated,
         "driver": there.driver_version,
     }

@@ -230,7 +230,9 @@ def _look(steps: Sequence[Step], settings: Settings) -> None:
     """Whether everything is as the steps promise, read anew."""
     gpus = {gpu.uuid: gpu for gpu in inventory.read(settings).gpus}
     for step in steps:
-        gpu = gpus[step.gpu_uuid]
+        gpu = gpus.get(step.gpu_uuid)
+        if gpu is None:
+            raise _Failed("failed", f"GPU {step.gpu_uuid} does not answer any more")
         if step.spot is None:
             if gpu.mig_mode != step.on:
                 raise _Failed("failed", f"MIG mode of {gpu} is not {'on' if step.on else 'off'} after all")
@@ -262,15 +264,17 @@ def _take_back(
                 back.make([step])
             except (_Failed, pynvml.NVMLError) as error:
                 log.warning("taking back: %s", _cause(error, back)[1])
-        gpus = inventory.read(settings).gpus
+        after = {gpu.uuid: gpu for gpu in inventory.read(settings).gpus if gpu.uuid in touched}
     except (StageFailed, pynvml.NVMLError) as error:
         return (f"what is left is not known: {error}",)
+    lost = [
+        f"{before[uuid]}: what is left is not known: it does not answer" for uuid in touched - after.keys()
+    ]
     return tuple(
         line
-        for gpu in gpus
-        if gpu.uuid in touched
+        for gpu in after.values()
         for line in [*differences(gpu, layout_of(before[gpu.uuid])), *_pending_mode(gpu, before[gpu.uuid])]
-    )
+    ) + tuple(sorted(lost))
 
 
 def _steps_back(gpu: Gpu, before: Gpu, made: set[tuple[str, Spot | None]]) -> list[Step]:

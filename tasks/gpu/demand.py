@@ -62,22 +62,27 @@ def demand(layout: GpuLayouts, there: Inventory, needs: Estimate | None) -> Dema
     named = _named(layout, there)
     sick = [gpu for gpu in named if gpu.ailments]
     notes = [f"{gpu} is left out: {', '.join(gpu.ailments)}" for gpu in sick]
-    if sick and isinstance(getattr(layout, "gpus", "all"), list):
+    listed = getattr(layout, "gpus", "all")
+    lost = [index for index in there.lost if not isinstance(listed, list) or index in listed]
+    notes += [f"GPU {index} is left out: it does not answer ({there.lost[index]})" for index in lost]
+    if (sick or lost) and isinstance(listed, list):
         raise StageFailed(f"layout.gpus names a GPU on which nothing should run. {'; '.join(notes)}")
     healthy = tuple(gpu for gpu in named if not gpu.ailments)
     if not healthy:
         raise StageFailed(f"no GPU of this node is healthy. {'; '.join(notes)}")
     counts: Mapping[str, Mapping[str, int]] = {}
     if isinstance(layout, MigPartedLayout):
-        counts = mig_parted.counts(layout.mig_parted, layout.config, there.gpus)
+        counts = mig_parted.counts(layout.mig_parted, layout.config, there)
         healthy = tuple(gpu for gpu in healthy if gpu.uuid in counts)
     elif isinstance(layout, MigLayout):
         counts, how = _counts(layout, healthy, needs)
         notes += how
     how_many = layout.gpus if isinstance(layout, (MigLayout, TensorParallelLayout)) else "all"
     number = how_many if isinstance(how_many, int) else len(healthy)
-    if number > len(named):
-        raise InputError(f"layout.gpus: {number} GPUs are asked for, and this node has {len(named)}")
+    if number > len(named) + len(lost):
+        raise InputError(
+            f"layout.gpus: {number} GPUs are asked for, and this node has {len(named) + len(lost)}"
+        )
     if number > len(healthy):
         raise StageFailed(
             f"layout.gpus: {number} GPUs are asked for, and {len(healthy)} are healthy. {'; '.join(notes)}"
@@ -137,7 +142,7 @@ def groups(uuids: Iterable[str], size: int, there: Inventory) -> list[tuple[str,
 
 def _named(layout: GpuLayouts, there: Inventory) -> Sequence[Gpu]:
     if not isinstance(layout, MigPartedLayout) and isinstance(layout.gpus, list):
-        missing = sorted(set(layout.gpus) - {gpu.index for gpu in there.gpus})
+        missing = sorted(set(layout.gpus) - {gpu.index for gpu in there.gpus} - there.lost.keys())
         if missing:
             raise InputError(
                 f"layout.gpus: there is no GPU {', '.join(map(str, missing))} on this node; it has "

@@ -27,6 +27,7 @@ def table(there: Inventory, held: Sequence[Lease]) -> str:
         f"{_remarks(gpu, by_device)}".rstrip()
         for gpu in there.gpus
     ]
+    lines += [f"GPU {index:<2} does not answer: {said}" for index, said in there.lost.items()]
     return "\n".join(lines)
 
 

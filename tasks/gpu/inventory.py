@@ -1,11 +1,13 @@
 """What a node has: its GPUs as the driver's library (NVML) tells, and the CPU cores of this process.
 
-A node without NVIDIA driver is a normal answer here, not an error. `pynvml` is the module of nvidia-ml-py.
+A node without NVIDIA driver is a normal answer here, not an error; so is a GPU that does not answer beside others that
+do. `pynvml` is the module of nvidia-ml-py.
 """
 
+import logging
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ from tasks.gpu import health, instances, nvml
 from tasks.gpu.instances import Cut, GpuProcess, Instance
 from tasks.gpu.nvml import text
 from tasks.settings import Settings
+
+log = logging.getLogger(__name__)
 
 _NOT_CUT = Cut((), ())
 
@@ -57,6 +61,7 @@ class Inventory:
     """The GPUs of this node."""
 
     gpus: tuple[Gpu, ...]
+    """Those that answer."""
     driver_version: str | None
     cuda_version: tuple[int, int] | None
     """The newest CUDA that the driver runs, as (major, minor)."""
@@ -65,6 +70,8 @@ class Inventory:
     linked: frozenset[frozenset[str]] = frozenset()
     """Pairs of UUIDs that reach each other over NVLink."""
     simulated: bool = False
+    lost: Mapping[int, str] = field(default_factory=dict)
+    """By NVML's index: GPUs that do not answer (one that has fallen off the bus), and what the driver says instead."""
 
     def describe(self) -> str:
         """One line for a person."""
@@ -88,29 +95,35 @@ def read(settings: Settings) -> Inventory:
 
     Raises:
         InputError: `nvml` names a simulated driver that there is not.
-        StageFailed: the driver is there and fails.
+        StageFailed: the driver is there and fails, or there are GPUs and none answers.
     """
+    answering: list[tuple[Any, Gpu]] = []
+    lost: dict[int, str] = {}
     try:
         with nvml.opened(settings) as present:
             if not present:
                 return Inventory((), None, None, "no NVIDIA driver on this node")
-            handles = [
-                pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())
-            ]
-            gpus = tuple(_gpu(index, handle) for index, handle in enumerate(handles))
-            linked = _linked(handles, gpus)
+            for index in range(pynvml.nvmlDeviceGetCount()):
+                try:
+                    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                    answering.append((handle, _gpu(index, handle)))
+                except pynvml.NVMLError as error:
+                    lost[index] = nvml.describe(error)
+            if lost and not answering:
+                raise _does_not_answer(lost[0])
+            linked = _linked(answering)
             version = text(pynvml.nvmlSystemGetDriverVersion())
             cuda = int(pynvml.nvmlSystemGetCudaDriverVersion())  # 12080 is 12.8
     except pynvml.NVMLError as error:
-        raise StageFailed(
-            f"the NVIDIA driver of this node does not answer ({nvml.describe(error)}): look at `nvidia-smi` and "
-            f"dmesg"
-        ) from None
+        raise _does_not_answer(nvml.describe(error)) from None
+    for index, said in lost.items():
+        log.warning("GPU %d does not answer (%s): look at `nvidia-smi` and dmesg", index, said)
+    gpus = tuple(gpu for _, gpu in answering)
     xids = health.critical_xids(settings, [gpu.pci_bus_id for gpu in gpus])
     gpus = tuple(replace(gpu, ailments=(*gpu.ailments, *xids.get(gpu.pci_bus_id, ()))) for gpu in gpus)
     why = "" if gpus else f"NVIDIA driver {version}, but no GPU on this node"
     return Inventory(
-        gpus, version, (cuda // 1000, cuda % 1000 // 10), why, linked, nvml.is_simulated(settings)
+        gpus, version, (cuda // 1000, cuda % 1000 // 10), why, linked, nvml.is_simulated(settings), lost
     )
 
 
@@ -131,6 +144,12 @@ def processes_on(handle: Any) -> tuple[GpuProcess, ...]:
             each.pid, _name(each.pid), None if each.gpuInstanceId == 0xFFFFFFFF else each.gpuInstanceId
         )
         for each in sorted(found, key=lambda each: each.pid)
+    )
+
+
+def _does_not_answer(said: str) -> StageFailed:
+    return StageFailed(
+        f"the NVIDIA driver of this node does not answer ({said}): look at `nvidia-smi` and dmesg"
     )
 
 
@@ -186,14 +205,14 @@ def _name(pid: int) -> str:
             return "of another container or user"
 
 
-def _linked(handles: Sequence[Any], gpus: Sequence[Gpu]) -> frozenset[frozenset[str]]:
+def _linked(answering: Sequence[tuple[Any, Gpu]]) -> frozenset[frozenset[str]]:
     """With MIG on there is no peer access, so those are not asked."""
     pairs = set()
-    whole = [(handle, gpu.uuid) for handle, gpu in zip(handles, gpus, strict=True) if not gpu.mig_mode]
+    whole = [(handle, gpu.uuid) for handle, gpu in answering if not gpu.mig_mode]
     for (one, uuid), (other, other_uuid) in combinations(whole, 2):
         try:
             status = pynvml.nvmlDeviceGetP2PStatus(one, other, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
-        except pynvml.NVMLError_NotSupported:
+        except pynvml.NVMLError:  # not supported, or one of them has just been lost
             continue
         if status == pynvml.NVML_P2P_STATUS_OK:
             pairs.add(frozenset((uuid, other_uuid)))

@@ -11,7 +11,7 @@
 As there, an unknown field is refused. What is not: a GPU that two entries name (there the last one wins).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -19,7 +19,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tasks.errors import InputError
-from tasks.gpu.inventory import Gpu
+from tasks.gpu.inventory import Gpu, Inventory
 
 
 class _Entry(BaseModel):
@@ -45,7 +45,7 @@ class _File(BaseModel):
     mig_configs: dict[str, list[_Entry]] = Field(alias="mig-configs", min_length=1)
 
 
-def counts(path: str, config: str, gpus: Sequence[Gpu]) -> dict[str, Mapping[str, int]]:
+def counts(path: str, config: str, there: Inventory) -> dict[str, Mapping[str, int]]:
     """By UUID, for each GPU that the configuration cuts: profile name to number.
 
     Raises:
@@ -54,7 +54,7 @@ def counts(path: str, config: str, gpus: Sequence[Gpu]) -> dict[str, Mapping[str
     """
     entries = _entries(Path(path), config)
     found: dict[str, Mapping[str, int]] = {}
-    for gpu in gpus:
+    for gpu in there.gpus:
         matching = [entry for entry in entries if entry.matches(gpu)]
         if len(matching) > 1:
             raise InputError(
@@ -68,10 +68,10 @@ def counts(path: str, config: str, gpus: Sequence[Gpu]) -> dict[str, Mapping[str
         if wanted:
             found[gpu.uuid] = wanted
     named = {index for entry in entries if entry.devices != "all" for index in entry.devices}
-    if missing := sorted(named - {gpu.index for gpu in gpus}):
+    if missing := sorted(named - {gpu.index for gpu in there.gpus} - there.lost.keys()):
         raise InputError(
             f"layout.config: {config!r} in {path} names device {', '.join(map(str, missing))}, and this node has "
-            f"{', '.join(str(gpu.index) for gpu in gpus) or 'none'}"
+            f"{', '.join(str(gpu.index) for gpu in there.gpus) or 'none'}"
         )
     if not found:
         raise InputError(

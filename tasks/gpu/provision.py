@@ -94,6 +94,7 @@ def verify(context: Context) -> Outcome:
         note, label = "; this layout uses no GPU: MIG is left as it is", ""
     else:
         there = inventory.read(context.settings)
+        _refuse_missing_devices(lease, there)
         found = _gpu_slots(context, lease, layout, there)
         label = f"{nvml.SIMULATED}: " if there.simulated else ""
         note = "; workers run on CPU cores in their stead" if there.simulated else ""

@@ -1,6 +1,7 @@
 """Changes that fail: taken back, or what is left is said. Each report of the field that is about changing is here."""
 
 import os
+from collections import Counter
 from contextlib import ExitStack
 
 import pynvml
@@ -99,6 +100,25 @@ def test_what_was_destroyed_comes_back_when_a_later_step_fails(node):
     control.fail(node.file, "nvmlDeviceCreateGpuInstanceWithPlacement", pynvml.NVML_ERROR_UNKNOWN, nth=1)
     report = node.cut({"7g.80gb": 1}, replace_foreign=True)
     assert (report.kind, report.left, node.picture()[1]) == ("failed", (), before)
+
+
+def test_of_a_gpu_that_is_lost_in_a_change_it_is_said_that_nothing_is_known(node):
+    gone = {"nvmlDeviceGetHandleByIndex_v2": lambda number: number % 2 == 0}  # the second of two
+    asked = Counter()
+
+    def fault(name, _):
+        asked[name] += 1
+        begun = node.library.calls["nvmlDeviceCreateGpuInstanceWithPlacement"] > 0
+        lost = begun and name in gone and gone[name](asked[name])
+        return pynvml.NVML_ERROR_GPU_IS_LOST if lost else None
+
+    steps = [*node.steps(COUNTS, 0), *node.steps(COUNTS, 1)]
+    node.library.fault = fault
+    report = change.carry_out(steps, node.settings)
+    uuid = steps[-1].gpu_uuid
+    assert (report.kind, report.error) == ("failed", f"GPU {uuid} does not answer any more")
+    assert report.left == ("GPU 1: what is left is not known: it does not answer",)
+    assert node.layout() == [], "of the other it was taken back"
 
 
 def test_the_library_is_initialised_anew_before_the_result_is_read(node):

@@ -50,9 +50,28 @@ def test_a_driver_without_gpus_is_told_apart_from_no_driver(node, monkeypatch):
 
 
 def test_a_driver_that_fails_is_not_a_node_without_gpus(node):
-    control.fail(node.file, "nvmlDeviceGetHandleByIndex_v2", pynvml.NVML_ERROR_GPU_IS_LOST)
+    control.fail(node.file, "nvmlDeviceGetHandleByIndex_v2", pynvml.NVML_ERROR_GPU_IS_LOST, times=-1)
     with pytest.raises(StageFailed, match=r"does not answer \(GPU is lost \(NVML error 15\)\).*nvidia-smi"):
         inventory.read(node.settings)
+
+
+@pytest.mark.parametrize(
+    ("function", "nth"),
+    [("nvmlDeviceGetHandleByIndex_v2", 2), ("nvmlDeviceGetMemoryInfo", 2), ("nvmlDeviceGetRemappedRows", 2)],
+)
+@pytest.mark.parametrize("code", [pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_UNKNOWN])
+def test_a_lost_gpu_is_left_out_and_named_and_the_others_keep_their_index(
+    make_node, caplog, function, nth, code
+):
+    node = make_node("h100-80*3", mig=False)
+    all_of_them = [gpu.uuid for gpu in inventory.read(node.settings).gpus]
+    control.fail(node.file, function, code, nth)
+    found = inventory.read(node.settings)
+    assert [(gpu.index, gpu.uuid) for gpu in found.gpus] == [(0, all_of_them[0]), (2, all_of_them[2])]
+    assert found.linked == {frozenset((all_of_them[0], all_of_them[2]))}
+    assert list(found.lost) == [1]
+    assert f"NVML error {code}" in found.lost[1]
+    assert "GPU 1 does not answer" in caplog.text
 
 
 def test_a_gpu_that_knows_no_mig_is_read_without(node):
@@ -135,6 +154,12 @@ def test_status_draws_every_gpu_in_a_line(make_node):
     assert table[2].endswith("uncorrected ECC errors since its last reset")
     assert "|MIG off_" in table[3]
     assert len({line.rindex("|") for line in table[1:]}) == 1, "in columns"
+
+
+def test_status_names_a_lost_gpu(node):
+    control.put(node.file, 1, lost=True)
+    table = drawing.table(inventory.read(node.settings), []).splitlines()
+    assert (len(table), table[2]) == (3, "GPU 1  does not answer: GPU is lost (NVML error 15)")
 
 
 def test_cores_are_those_that_this_process_may_use(monkeypatch):

@@ -85,8 +85,9 @@ def test_gpus_without_mig_are_left_alone(node, file):
     assert [one.gpu.index for one in pick(node, file, "half")] == [1]
 
 
-def test_a_sick_gpu_is_left_out_here_too(node, file):
-    control.put(node.file, 0, remap_failed=True)
+@pytest.mark.parametrize("sick", [{"remap_failed": True}, {"lost": True}])
+def test_a_sick_gpu_is_left_out_here_too(node, file, sick):
+    control.put(node.file, 0, **sick)
     assert [one.gpu.index for one in pick(node, file, "balanced")] == [1]
 
 

@@ -117,6 +117,23 @@ def test_a_sick_gpu_is_left_out_and_named():
         taken(TensorParallelLayout(tensor_parallel=1, gpus=4), there)
 
 
+def test_a_lost_gpu_is_left_out_and_named():
+    whole = of_gpus(4)
+    there = replace(whole, gpus=(*whole.gpus[:2], whole.gpus[3]), lost={2: "GPU is lost"})
+    everything = TensorParallelLayout(tensor_parallel=1)
+    assert taken(everything, there) == [0, 1, 3]
+    assert ask(everything, there, None).notes == ("GPU 2 is left out: it does not answer (GPU is lost)",)
+    assert ask(TensorParallelLayout(tensor_parallel=1, gpus=[1, 3]), there, None).notes == ()
+    with pytest.raises(
+        StageFailed, match=r"layout\.gpus names a GPU .*GPU 2 is left out: it does not answer"
+    ):
+        taken(TensorParallelLayout(tensor_parallel=1, gpus=[1, 2]), there)
+    with pytest.raises(StageFailed, match=r"4 GPUs are asked for, and 3 are healthy\. GPU 2"):
+        taken(TensorParallelLayout(tensor_parallel=1, gpus=4), there)
+    with pytest.raises(InputError, match=r"5 GPUs are asked for, and this node has 4"):
+        taken(TensorParallelLayout(tensor_parallel=1, gpus=5), there)
+
+
 def test_the_gpus_are_taken_that_need_the_fewest_changes(make_node):
     node = make_node("h100-80*4", mig=False)
     control.set_mode(node.file, True, 1, 2, 3)

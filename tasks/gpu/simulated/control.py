@@ -87,4 +87,5 @@ def _reset(gpu: dict[str, Any]) -> None:
         remap_pending=False,
         throttle=0,
         recovery_action=0,
+        lost=False,
     )

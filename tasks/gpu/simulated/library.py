@@ -98,12 +98,14 @@ class Library(MigFunctions):
     def nvmlDeviceGetHandleByIndex_v2(self, index: Any, handle: Any) -> None:
         if not 0 <= index.value < len(self._now["gpus"]):
             raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        self._gpu(("gpu", index.value))
         self._handles.put(handle, ("gpu", index.value))
 
     def nvmlDeviceGetHandleByUUID(self, uuid: Any, handle: Any) -> None:
         wanted = uuid.value.decode()
         for gpu in self._now["gpus"]:
             if gpu["uuid"] == wanted:
+                self._gpu(("gpu", gpu["index"]))
                 return self._handles.put(handle, ("gpu", gpu["index"]))
             for instance in gpu["instances"]:
                 for compute in instance["compute"]:

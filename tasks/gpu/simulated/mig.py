@@ -231,6 +231,8 @@ class MigFunctions:
 
     def _gpu(self, thing: Thing) -> Gpu:
         gpu: Gpu = self._now["gpus"][thing[1]]
+        if gpu["lost"]:
+            raise Refused(pynvml.NVML_ERROR_GPU_IS_LOST)
         return gpu
 
     def _behind(self, handle: Any) -> tuple[Gpu, Instance]:

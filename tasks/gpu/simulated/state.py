@@ -150,5 +150,6 @@ def _new_gpu(index: int, count: int, seed: str) -> dict[str, Any]:
         "fabric_state": 3,
         "throttle": 0,
         "recovery_action": 0,
+        "lost": False,
         "profile_overrides": {},
     }

@@ -3,7 +3,7 @@
 import pytest
 
 from tasks.errors import Busy, StageFailed
-from tasks.gpu import change, inventory, privileged
+from tasks.gpu import change, cutting, inventory, privileged
 from tasks.gpu.change import Report
 from tasks.gpu.simulated import control
 from tasks.ledger import leases
@@ -92,3 +92,49 @@ def test_a_gpu_that_falls_sick_with_a_reboot_is_not_cut_again(ledger, node, exec
         execute("provision")
     execute("restore")
     assert len(execute("provision").facts["slots"]) == 3
+
+
+def test_a_run_on_a_healthy_gpu_begins_and_ends_beside_a_lost_one(ledger, node, execute):
+    control.put(node.file, 1, lost=True)
+    before = node.picture()
+    a_run(ledger, layout=MIG)
+    assert len(execute("provision").facts["slots"]) == 3
+    execute("restore")
+    assert (node.picture(), held(ledger)) == (before, [])
+
+
+def test_a_gpu_that_is_lost_under_its_lease_is_recorded_as_missing_until_it_is_back(
+    ledger, node, execute, settings
+):
+    a_run(ledger, layout=MIG)
+    execute("provision")
+    (lease,) = leases.live_leases(ledger)
+    lost = node.gpu(1).uuid
+    control.put(node.file, 1, lost=True)
+    with pytest.raises(StageFailed, match=rf"holds {lost}, which this node does not offer"):
+        execute("provision")
+    with pytest.raises(StageFailed, match=rf"restored only in part: GPU {lost} is not there"):
+        execute("restore")
+    assert node.layout(0) == [], "the other one is as before"
+    with ledger.transaction() as connection:
+        rows = list(ledger.queries.layouts_of_lease(connection, lease_id=lease.lease_id))
+    assert {row["gpu_uuid"]: row["restored"] for row in rows} == {node.gpu(0).uuid: True, lost: False}
+    assert lost in reap(settings).reaped[0].missing
+    control.reset(node.file, 1)
+    control.set_mode(node.file, True, 1)
+    assert reap(settings).reaped[0].released == lease.lease_id
+    assert held(ledger) == []
+
+
+def test_a_gpu_that_is_lost_while_it_is_provisioned_gives_no_slots(ledger, node, execute, monkeypatch):
+    a_run(ledger, layout={"tensor_parallel": 1})
+    control.set_mode(node.file, False)
+    cut = cutting.cut
+
+    def lose(*arguments):
+        cut(*arguments)
+        control.put(node.file, 1, lost=True)
+
+    monkeypatch.setattr(cutting, "cut", lose)
+    with pytest.raises(StageFailed, match="which this node does not offer"):
+        execute("provision")
