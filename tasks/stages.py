@@ -93,7 +93,8 @@ def execute(
     Args:
         submit: how to run a Spark application; by default a child process.
         comes_back: whether the caller executes it again by itself after a failure that a retry can mend; the
-            run keeps its devices for that. Otherwise they are left to the reaper when the stage fails.
+            run keeps its devices for that. Otherwise they are left to the reaper when the stage fails, unless a
+            pool of the run serves on them.
 
     Raises:
         StageError: see `tasks.errors`; the claim is then recorded as failed, with the message.
@@ -191,8 +192,11 @@ def _can_be_mended_by_a_retry(error: Exception) -> bool:
 
 
 def _abandon_lease(claim: Claim, settings: Settings, error: Exception) -> None:
-    """Nobody works under the run's lease now: the reaper need not wait until it expires."""
-    if isinstance(error, Fenced):
+    """Nobody works under the run's lease now: the reaper need not wait until it expires.
+
+    Unless a keeper lives: then a pool that was there before goes on serving under it.
+    """
+    if isinstance(error, Fenced) or processes.find(f"{claim.run_id}/keeper", settings.deployment):
         return
     try:
         lease = leases.lease_of(claim.ledger, claim.run_id, settings.node)

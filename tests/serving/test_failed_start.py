@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tasks.errors import InputError, StageFailed, Unavailable
+from tasks.gpu import inventory
 from tasks.reap import reap
 from tasks.serving import pools, standing, start
 from tasks.serving.probes import NoAnswer, Unfit
@@ -134,6 +135,23 @@ def test_a_pool_that_was_there_outlives_a_start_that_finds_a_worker_silent(
         world.execute("start", comes_back=True)
     assert world.processes() == before
     assert pools.open_pool(world.ledger, "run-1") is not None
+
+
+@pytest.mark.parametrize("stage", ["start", "provision"])
+def test_a_pool_that_was_there_keeps_its_lease_when_a_repeated_stage_fails(
+    world: World, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    monkeypatch.setattr(start, "_PATIENCE", 0.0)
+    prove = Prove(world, monkeypatch)
+    world.execute("start")
+    before = world.processes()
+    prove.says = repeat(NoAnswer("worker-0: it is full"))
+    monkeypatch.setattr(inventory, "available_cores", tuple)
+    with pytest.raises((StageFailed, Unavailable), match=r"worker-0: it is full|does not offer"):
+        world.execute(stage)
+    assert world.lease().state == "held"
+    assert reap(world.settings).reaped == []
+    assert world.processes() == before
 
 
 def test_a_pool_that_serves_strangers_is_no_matter_of_time(
