@@ -19,6 +19,13 @@ from tasks.spec import RunSpec, parse
 
 SQL = REPOSITORY / "sql"
 
+LEADERLESS = """
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+"""A process whose leader is a zombie while a thread lives, as one that hangs in the kernel after SIGKILL."""
+
 
 def port_range() -> tuple[int, int]:
     """Ports of this test process alone: others run beside it, and a world asks whether its ports are free again."""

@@ -12,6 +12,7 @@ from benchmarks.gpu.deployment import Deployment
 from benchmarks.gpu.kit import Stopwatch, memory_used_bytes
 from benchmarks.gpu.traces import Traces
 from benchmarks.gpu.workers import registered, startup, told
+from tasks.node import processes
 from tasks.node.processes import Process
 from tasks.reap import as_facts, reap
 from tasks.serving import leftovers, pools
@@ -27,7 +28,7 @@ _ORPHANS_AFTER_S = 2.0
 def kill(at: Deployment, run_id: str, victim: Victim) -> dict[str, Any]:
     """SIGKILL of one process of a worker: what goes with it, and when the keeper has a worker ready again."""
     leader = _leader(at, run_id)
-    session = leftovers.session_of(leader)
+    session = processes.session_of(leader)
     target = leader if victim == "api" else _engine(session)
     before = memory_used_bytes()
     attempt = _worker(at, run_id)["attempt"]
@@ -51,7 +52,7 @@ def hang(at: Deployment, run_id: str) -> dict[str, Any]:
     Held for good, it is dead after `worker_silence_s` and replaced.
     """
     leader = _leader(at, run_id)
-    session = leftovers.session_of(leader)
+    session = processes.session_of(leader)
     engine = _engine(session)
     silence_s = at.settings.worker_silence_s
     tokens_before = _tokens(at, run_id)

@@ -178,6 +178,25 @@ inner join pool on pool_worker.pool_id = pool.pool_id
 where pool.run_id = :run_id
 order by pool.intended_at asc, pool_worker.worker_id asc, pool_worker.attempt asc;
 
+-- name: pool_processes_of_run
+-- Keepers and servers of the run's pools of which nobody has written down that nothing is left.
+select
+    pool.host,
+    pool.boot_id,
+    pool.pid,
+    pool.start_ticks
+from pool
+where pool.run_id = :run_id and pool.ended_at is null and pool.pid is not null
+union all
+select
+    pool_worker.host,
+    pool_worker.boot_id,
+    pool_worker.pid,
+    pool_worker.start_ticks
+from pool_worker
+inner join pool on pool_worker.pool_id = pool.pool_id
+where pool.run_id = :run_id and pool.ended_at is null and pool_worker.pid is not null;
+
 -- name: run_is_open$
 select exists(
     select 1

@@ -96,7 +96,12 @@ def give_back(claim: Claim, settings: Settings, lease: Lease, reason: str) -> li
 
 
 def _pool_of(context: Context) -> list[Process]:
-    run_id = context.run.run_id
+    """By their marks, and by the ledger: a process that hangs in its end has no environment any more."""
+    run_id, ledger = context.run.run_id, context.claim.ledger
     pool = (f"{run_id}/keeper", f"{run_id}/worker-")
     found = processes.find(run_id, context.settings.deployment)
-    return sorted(process for process in found if (processes.part_of(process) or "").startswith(pool))
+    marked = {process for process in found if (processes.part_of(process) or "").startswith(pool)}
+    with ledger.transaction() as connection:
+        rows = list(ledger.queries.pool_processes_of_run(connection, run_id=run_id))
+    known = (Process(row["pid"], row["start_ticks"], row["boot_id"], row["host"]) for row in rows)
+    return sorted(marked.union(*(processes.session_of(leader) for leader in known)))

@@ -49,7 +49,7 @@ class Process:
     host: str
 
     def is_alive(self) -> bool:
-        """Whether it runs on this host now; a zombie does not."""
+        """Whether it runs on this host now; a zombie does not, unless threads of it still do."""
         return self.is_local() and _stat(self.pid) == (self.start_ticks, True)
 
     def is_stopped(self) -> bool:
@@ -139,6 +139,27 @@ def find(part: str | None = None, deployment: str | None = None) -> list[Process
             if process is not None:
                 found.append(process)
     return found
+
+
+def session_of(leader: Process) -> list[Process]:
+    """The living processes of the session that `leader` began, itself among them while it lives.
+
+    The kernel gives out a pid anew only when no process, group and session has that number any more; so while
+    members live, the number is theirs. When all are gone it may come back as another session: its leader then
+    has another start time.
+    """
+    if not leader.is_local():
+        return []
+    now = identify(leader.pid)
+    if now is not None and now != leader:
+        return []
+    members = []
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit() and _session(int(entry.name)) == leader.pid:
+            process = identify(int(entry.name))
+            if process is not None and process.start_ticks >= leader.start_ticks:
+                members.append(process)
+    return members
 
 
 def part_of(process: Process) -> str | None:
@@ -233,10 +254,20 @@ def _state(pid: int) -> str:
         return ""
 
 
+def _session(pid: int) -> int | None:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[3])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
 def _stat(pid: int) -> tuple[int, bool]:
-    """(start time in ticks, whether it runs) from /proc/PID/stat, whose second field may hold spaces (proc(5))."""
+    """(start time in ticks, whether it runs) from /proc/PID/stat, whose second field may hold spaces (proc(5)).
+
+    A zombie that has other threads is a leader whose threads have not ended, perhaps because they hang in the kernel.
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return 0, False
-    return int(fields[19]), fields[0] not in ("Z", "X")
+    return int(fields[19]), fields[0] != "X" and (fields[0] != "Z" or int(fields[17]) > 1)

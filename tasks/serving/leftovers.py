@@ -5,10 +5,8 @@ engine behind that the ledger does not know; but a session's number is that of i
 worker forks stays in it.
 """
 
-import os
 import re
 from collections.abc import Iterable
-from pathlib import Path
 
 from tasks.node import processes
 from tasks.node.processes import Process
@@ -33,13 +31,13 @@ def workers(run_id: str, leaders: Iterable[Process] = ()) -> list[Process]:
         for process in processes.find(run_id)
         if (part := processes.part_of(process)) is not None and part.startswith(f"{run_id}/worker-")
     }
-    return sorted(marked.union(*(session_of(leader) for leader in leaders)))
+    return sorted(marked.union(*(processes.session_of(leader) for leader in leaders)))
 
 
 def worker(run_id: str, worker_id: str, leader: Process | None) -> list[Process]:
     """One server and all that it forked."""
     marked = processes.find(f"{run_id}/{worker_id}")
-    return sorted({*marked, *(session_of(leader) if leader else ())})
+    return sorted({*marked, *(processes.session_of(leader) if leader else ())})
 
 
 def runs() -> set[str]:
@@ -50,27 +48,6 @@ def runs() -> set[str]:
         if match:
             found.add(match["run_id"])
     return found
-
-
-def session_of(leader: Process) -> list[Process]:
-    """The living processes of the session that `leader` began, itself among them while it lives.
-
-    The kernel gives out a pid anew only when no process, group and session has that number any more; so while
-    members live, the number is theirs. When all are gone it may come back as another session: its leader then
-    has another start time.
-    """
-    if not leader.is_local():
-        return []
-    now = processes.identify(leader.pid)
-    if now is not None and now != leader:
-        return []
-    members = []
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit() and _session(int(entry.name)) == leader.pid:
-            process = processes.identify(int(entry.name))
-            if process is not None and process.start_ticks >= leader.start_ticks:
-                members.append(process)
-    return members
 
 
 def end(
@@ -97,10 +74,3 @@ def end(
         shared_memory.remove(held)
         scratch.remove(scratch.of_run(run_id))
     return survivors
-
-
-def _session(pid: int) -> int | None:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[3])
-    except (OSError, IndexError, ValueError):
-        return None

@@ -133,7 +133,10 @@ def attempts(ledger: Ledger, run_id: str) -> list[Attempt]:
 
 def processes_of(ledger: Ledger, run_id: str) -> list[Process]:
     """Living keepers and workers of the run on this host, and all that those forked; known to the ledger or not."""
-    return [*leftovers.keepers(run_id), *leftovers.workers(run_id, leaders(attempts(ledger, run_id)))]
+    there = open_pool(ledger, run_id)
+    known = {there.keeper} if there is not None and there.keeper and there.keeper.is_alive() else set()
+    keepers = sorted(known.union(leftovers.keepers(run_id)))
+    return [*keepers, *leftovers.workers(run_id, leaders(attempts(ledger, run_id)))]
 
 
 def ports_of_other_runs(ledger: Ledger, node: str, run_id: str) -> set[int]:

@@ -13,7 +13,7 @@ import pytest
 from tasks import settings
 from tasks.node import processes
 from tasks.node.processes import DEPLOYMENT, PART, Process, identify, this_process
-from tests.runs import python, wait_until
+from tests.runs import LEADERLESS, python, wait_until
 
 SLEEP = ["sleep", "1000"]
 
@@ -223,6 +223,19 @@ def test_a_zombie_is_not_alive():
     assert not process.is_alive()
     assert identify(child.pid) is None
     child.wait()
+
+
+def test_a_leader_that_is_a_zombie_is_alive_while_a_thread_of_it_is(spawn):
+    child = spawn([sys.executable, "-c", LEADERLESS])
+    wait_until(lambda: b") Z " in Path(f"/proc/{child.pid}/stat").read_bytes())
+    process = identify(child.pid)
+    assert process is not None
+    assert process.is_alive()
+    assert processes.session_of(process) == [process]
+    assert processes.find() == [], "its environment cannot be read"
+    assert processes.end([process], grace_s=0) == []
+    assert not process.is_alive()
+    assert child.wait() == -signal.SIGKILL
 
 
 def test_a_stopped_process_gets_no_grace_because_it_hears_nothing(spawn):

@@ -48,7 +48,7 @@ def test_a_forked_process_without_marks_is_found_by_its_session(log: Path) -> No
     assert set(leftovers.workers("run-1", [leader])) == {leader, forked}
     os.kill(leader.pid, signal.SIGKILL)
     child.wait()
-    assert leftovers.session_of(leader) == [forked]
+    assert processes.session_of(leader) == [forked]
     assert leftovers.end("run-1", [leader], None, keeper_grace_s=0) == []
     assert not forked.is_alive()
 
@@ -57,8 +57,8 @@ def test_a_number_that_belongs_to_another_process_now_is_left_alone(log: Path) -
     child, leader, forked = server("run-1/worker-0", log)
     an_older_one = replace(leader, start_ticks=leader.start_ticks - 1)
     of_another_boot = replace(leader, boot_id="another")
-    assert leftovers.session_of(an_older_one) == []
-    assert leftovers.session_of(of_another_boot) == []
+    assert processes.session_of(an_older_one) == []
+    assert processes.session_of(of_another_boot) == []
     assert leftovers.end("run-2", [an_older_one, of_another_boot], an_older_one, keeper_grace_s=0) == []
     assert leader.is_alive()
     assert forked.is_alive()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tasks.node import processes
-from tasks.serving import leftovers, pools, ports
+from tasks.serving import pools, ports
 from tests.serving.pool_world import World, make_world, status_of, wait_for
 from tests.serving.real_model import KEPT, tiny_qwen3
 
@@ -56,7 +56,7 @@ def test_a_pool_of_real_vllm_is_mended_and_ended(world: World) -> None:
     # The engine is found by its marks, although vLLM gives it another title.
     engine = _engine(world)
     assert engine in processes.find("run-1/worker-0")
-    assert engine in leftovers.session_of(lost)
+    assert engine in processes.session_of(lost)
 
     os.killpg(lost.pid, signal.SIGKILL)
     assert world.execute("start").changed

@@ -1,15 +1,21 @@
 """A layout without GPUs: cores are leased, renewed and given back."""
 
 import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
 
 import pytest
+from psycopg.types.json import Jsonb
 
 from tasks.errors import Busy, InputError, StageFailed
 from tasks.gpu import inventory
 from tasks.ledger import leases, take
 from tasks.node import processes
+from tasks.serving import pools
+from tasks.serving.pools import Wanted
 from tests.gpu.provision.held import held, prepare
-from tests.runs import a_run
+from tests.runs import LEADERLESS, a_run, wait_until
 
 
 def test_a_cpu_layout_leases_cores_and_leaves_mig_alone(ledger, run, execute, node):
@@ -120,6 +126,36 @@ def test_restore_keeps_the_lease_while_a_process_of_the_pool_lives(
         "PATH": os.environ["PATH"],
     }
     child = processes.spawn(["sleep", "1000"], marks, tmp_path / "log.txt")
+    with pytest.raises(StageFailed, match=rf"process\(es\) {child.pid} of this run's pool still live"):
+        execute("restore")
+    assert held(ledger) == [("run-1", ("cpu:0", "cpu:1", "cpu:2"))]
+    child.kill()
+    child.wait()
+    execute("restore")
+    assert held(ledger) == []
+
+
+@pytest.mark.parametrize("what", ["keeper", "server"])
+def test_restore_keeps_the_lease_while_a_process_lives_that_the_ledger_alone_knows(
+    ledger, run, execute, tmp_path, what
+):
+    lease_id = execute("provision").facts["lease_id"]
+    child = processes.spawn([sys.executable, "-c", LEADERLESS], {}, tmp_path / "log.txt")
+    wait_until(lambda: b") Z " in Path(f"/proc/{child.pid}/stat").read_bytes())
+    claim, _ = take(ledger, "run-1", "keeper", frozenset({"keeper"}))
+    pools.intend(claim, "run-1.7", "local", Wanted("release", tmp_path, (), lease_id))
+    identity = {"pool_id": "run-1.7", **asdict(processes.identify(child.pid))}
+    worker = {"worker_id": "worker-0", "attempt": 1}
+    with claim.writing() as connection:
+        if what == "keeper":
+            ledger.queries.pool_started(connection, registry="http://localhost:1", **identity)
+        else:
+            ports = {"first_port": 1, "end_port": 2}
+            ledger.queries.intend_worker(
+                connection, pool_id="run-1.7", command=Jsonb([]), log="log", **worker, **ports
+            )
+            ledger.queries.worker_started(connection, **worker, **identity)
+    assert [process.pid for process in pools.processes_of(ledger, "run-1")] == [child.pid]
     with pytest.raises(StageFailed, match=rf"process\(es\) {child.pid} of this run's pool still live"):
         execute("restore")
     assert held(ledger) == [("run-1", ("cpu:0", "cpu:1", "cpu:2"))]
