@@ -11,7 +11,7 @@ from pathlib import Path
 from tasks.errors import StageFailed
 from tasks.weights import tensors
 from tasks.weights.recipes import Recipe
-from tasks.weights.store import DOWNLOAD_MANIFEST, Manifest
+from tasks.weights.store import DOWNLOAD_MANIFEST, MANIFEST, Manifest
 from tasks.weights.tensors import Tensor
 
 Expected = Mapping[str, tuple[frozenset[str], tuple[int, ...]]]
@@ -69,10 +69,12 @@ def verify_carried_over(base: Manifest, release: Manifest) -> None:
 
 
 def is_converted(name: str) -> bool:
-    """Whether a file of the base is made anew by converting, rather than carried over."""
-    return name in ("config.json", "model.safetensors.index.json", DOWNLOAD_MANIFEST) or name.endswith(
-        ".safetensors"
-    )
+    """Whether a file of the base is made anew by converting, rather than carried over.
+
+    A `manifest.json` of the repository's gives way to the release's own.
+    """
+    made = ("config.json", "model.safetensors.index.json", DOWNLOAD_MANIFEST, MANIFEST)
+    return name in made or name.endswith(".safetensors")
 
 
 def _quantized(name: str, shape: tuple[int, int], scheme: str, group_size: int, symmetric: bool) -> Expected:

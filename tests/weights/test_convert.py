@@ -49,6 +49,17 @@ def test_a_release_is_the_download_with_a_manifest_and_a_record(world: World) ->
     assert store.releases(world.settings) == {folder.name: manifest}
 
 
+def test_a_manifest_json_of_the_repository_gives_way_to_that_of_the_release(world: World) -> None:
+    (world.repositories / REPO / "manifest.json").write_text('{"theirs": true}')
+    world.start()
+    world.execute("download", "convert")
+    manifest = store.read_manifest(release_of(world) / store.MANIFEST)
+    assert manifest is not None
+    assert set(manifest.files) == FETCHED
+    assert not world.execute("download").changed
+    assert not world.execute("convert").changed
+
+
 def test_unconverted_weights_take_no_second_place_on_the_disk(world: World) -> None:
     world.start()
     world.execute("download", "convert")
