@@ -167,6 +167,7 @@ select
     pool_worker.worker_id,
     pool_worker.attempt,
     lower(pool_worker.ports) as first_port,
+    pool_worker.state,
     pool_worker.host,
     pool_worker.boot_id,
     pool_worker.pid,

@@ -53,6 +53,8 @@ class Attempt:
     worker_id: str
     attempt: int
     port: int
+    state: str
+    """As its keeper wrote last: `dead` for one that was replaced, or given up."""
     leader: Process | None
     """The server; its session is that of all it forked. None: intended, perhaps never started."""
     shared_memory: tuple[str, ...] = ()
@@ -123,6 +125,7 @@ def attempts(ledger: Ledger, run_id: str) -> list[Attempt]:
             row["worker_id"],
             row["attempt"],
             row["first_port"],
+            row["state"],
             _process(row),
             tuple(row["shared_memory"]),
             row["pool_ended"],

@@ -98,8 +98,13 @@ def _nothing_is_left(context: Context) -> None:
 
 
 def _ports_are_free(context: Context, pool: Pool, attempts: list[Attempt]) -> None:
-    """That nobody listens any more where the pool's workers did, unless another pool got the port since."""
-    ours = {attempt.port for attempt in attempts if attempt.pool_id == pool.pool_id}
+    """That nobody listens any more where the pool's workers did, unless another pool got the port since.
+
+    The port of a dead start was let go, for anybody to take, long before the pool was stopped.
+    """
+    ours = {
+        attempt.port for attempt in attempts if attempt.pool_id == pool.pool_id and attempt.state != "dead"
+    }
     deadline = time.monotonic() + _PORTS_WAIT_S
     while held := set(ports.occupied(sorted(ours))):
         if held <= pools.ports_of_other_runs(context.claim.ledger, context.settings.node, pool.run_id):

@@ -5,9 +5,9 @@ import signal
 
 import pytest
 
-from tasks.errors import InputError
+from tasks.errors import InputError, StageFailed
 from tasks.ledger import take
-from tasks.serving import pools, ports
+from tasks.serving import pools, ports, stop
 from tests.serving.forwarder import Forwarder
 from tests.serving.pool_world import World, kill, wait_for
 
@@ -23,6 +23,30 @@ def test_stop_leaves_no_process_and_no_port(world: World) -> None:
     again = world.execute("stop")
     assert not again.changed
     assert "no pool is running" in again.message
+
+
+@pytest.mark.parametrize("state", ["dead", "suspect"])
+def test_a_port_of_a_dead_start_may_be_somebody_elses_by_now(
+    world: World, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    monkeypatch.setattr(stop, "_PORTS_WAIT_S", 2.0)
+    world.execute("start")
+    with ports.listen("", world.settings.port_range) as theirs:
+        port = theirs.getsockname()[1]
+        with world.ledger.transaction() as connection:
+            connection.execute("select set_config('ledger.acting', 'test', true)")
+            connection.execute(
+                "insert into pool_worker (pool_id, worker_id, attempt, command, log, ports, state, evidence)"
+                " values (%s, 'worker-0', 99, '[]', '', int4range(%s, %s), %s, '')",
+                (world.pool().pool_id, port, port + 1, state),
+            )
+        if state == "dead":
+            world.execute("stop")
+        else:
+            with pytest.raises(StageFailed, match=rf"port\(s\) {port} of the pool are still listened on"):
+                world.execute("stop")
+    world.execute("stop")
+    assert pools.open_pool(world.ledger, "run-1") is None
 
 
 def test_stop_lets_the_keeper_end_its_workers_itself(world: World) -> None:
