@@ -22,6 +22,7 @@ from tasks.weights import (
     gate,
     measuring,
     memory,
+    pin,
     recipes,
     store,
     tensors,
@@ -45,7 +46,8 @@ def convert(base: Path, base_manifest: Manifest, work: Path, context: Context) -
         The release's folder below `work`, and what to record about it: `metrics`, and `reading`.
 
     Raises:
-        InputError: the architecture is unknown, a layer does not divide, the texts changed or are too short.
+        InputError: the architecture is unknown, a layer does not divide, the texts or the converting libraries
+            changed, or the texts are too short.
         StageFailed: memory or disk are too small, a child failed, or no candidate is good enough.
     """
     asked = context.run.spec.convert
@@ -55,6 +57,7 @@ def convert(base: Path, base_manifest: Manifest, work: Path, context: Context) -
         autoawq.check(asked, tensors.read_config(base), context.settings)
     if asked.scheme == "fp8_block":
         tensors.check_blocks(base)
+    _refuse_changed_libraries(context)
     held_out = _held_out(context)
     job = _job(base, recipe, work, context)
     child.run(
@@ -213,4 +216,20 @@ def _refuse_changed(name: str, source: str | None, texts: list[str], context: Co
         raise InputError(
             f"{field}: {source or 'what ships with Python'} changed since this run started, and its release is "
             f"named by the old texts: start another run"
+        )
+
+
+def _refuse_changed_libraries(context: Context) -> None:
+    asked, fingerprint = context.run.spec.convert, context.run.pins["fingerprint"]
+    then = {**fingerprint["settings"], **fingerprint["versions"]}
+    now = {**pin.settings_of(asked), **pin.versions_of(asked, context.settings)}
+    changed = [
+        f"{name} {then.get(name)} then, {now.get(name)} now"
+        for name in sorted(then.keys() | now.keys())
+        if then.get(name) != now.get(name)
+    ]
+    if changed:
+        raise InputError(
+            f"convert: the converting libraries, or how they are used, changed since this run started "
+            f"({'; '.join(changed)}), and its release is named by what there was: start another run"
         )

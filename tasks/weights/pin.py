@@ -41,12 +41,12 @@ def pin(spec: RunSpec, settings: Settings) -> dict[str, Any]:
     if source.release_named(spec.model.repo) is not None:
         return _pins_of_release(spec.model.repo, settings)
     commit = _commit(spec.model.repo, spec.model.revision, settings)
-    versions = _versions(spec.convert, settings)
+    versions = versions_of(spec.convert, settings)
     fingerprint = {
         "repo": spec.model.repo,
         "commit": commit,
         "scheme": spec.convert.scheme,
-        "settings": _settings_of(spec.convert),
+        "settings": settings_of(spec.convert),
         "calibration": _calibration_of(spec.convert),
         "held_out": _held_out_of(spec.convert),
         "versions": versions,
@@ -59,7 +59,12 @@ def pin(spec: RunSpec, settings: Settings) -> dict[str, Any]:
     }
 
 
-def _versions(convert: Convert, settings: Settings) -> dict[str, str]:
+def versions_of(convert: Convert, settings: Settings) -> dict[str, str]:
+    """Of the libraries that would convert now; empty where nothing is converted.
+
+    Raises:
+        StageFailed: the converting environment is not there.
+    """
     if convert.scheme == "none":
         return {}
     versions = converter_versions(settings.python_convert)
@@ -68,6 +73,26 @@ def _versions(convert: Convert, settings: Settings) -> dict[str, str]:
             f"autoawq: {name}": found for name, found in autoawq_versions(settings.python_autoawq).items()
         }
     return versions
+
+
+def settings_of(convert: Convert) -> dict[str, Any]:
+    """What else decides over the bytes of a conversion: the recipe's version, and what the spec asks of the scheme."""
+    match convert.scheme:
+        case "none":
+            return {}
+        case "awq":
+            return {
+                "recipe": RECIPE_VERSION,
+                "group_size": convert.group_size,
+                "symmetric": convert.symmetric,
+                "converter": convert.converter,
+                "calibration_tokens": convert.calibration_tokens,
+                "n_grid": convert.n_grid,
+                "sample_tokens": calibration.SAMPLE_TOKENS,
+                "held_out_tokens": convert.gate.tokens,
+            }
+        case _:
+            return {"recipe": RECIPE_VERSION}
 
 
 def release_id(fingerprint: dict[str, Any]) -> str:
@@ -169,25 +194,6 @@ def _is_downloaded(repo: str, commit: str, settings: Settings) -> bool:
 def _revision_file(repo: str, revision: str, settings: Settings) -> Path:
     name = re.sub(r"[^A-Za-z0-9._-]", lambda sign: f"%{ord(sign[0]):02x}", revision)
     return settings.store / "downloads" / repo.replace("/", "--") / "revisions" / name
-
-
-def _settings_of(convert: Convert) -> dict[str, Any]:
-    match convert.scheme:
-        case "none":
-            return {}
-        case "awq":
-            return {
-                "recipe": RECIPE_VERSION,
-                "group_size": convert.group_size,
-                "symmetric": convert.symmetric,
-                "converter": convert.converter,
-                "calibration_tokens": convert.calibration_tokens,
-                "n_grid": convert.n_grid,
-                "sample_tokens": calibration.SAMPLE_TOKENS,
-                "held_out_tokens": convert.gate.tokens,
-            }
-        case _:
-            return {"recipe": RECIPE_VERSION}
 
 
 def _calibration_of(convert: Convert) -> str | None:

@@ -1,6 +1,7 @@
 """The release as a folder: published whole, mended, made once. Scheme `none`, so that no model is loaded."""
 
 import json
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from tasks import stages
 from tasks.errors import InputError, StageFailed, Unavailable
 from tasks.node import lock
+from tasks.weights import pin as pinning
 from tasks.weights import store
 from tasks.weights.pin import pin, release_id
 from tests.runs import a_spec, outputs
@@ -324,6 +326,22 @@ def test_calibration_texts_that_changed_since_the_run_started_are_refused(
     texts.write_text("another text")
 
     with pytest.raises(InputError, match=r"convert\.calibration: .* changed since"):
+        world.execute("convert")
+
+
+def test_libraries_that_changed_since_the_run_started_convert_nothing_under_its_name(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.start(scheme="fp8")
+    world.execute("download")
+    then = pinning.converter_versions(world.settings.python_convert)
+    monkeypatch.setattr(pinning, "converter_versions", lambda python: {**then, "torch": "99.0"})
+    torch = re.escape(then["torch"])
+    with pytest.raises(InputError, match=rf"this run started \(torch {torch} then, 99\.0 now\).*another run"):
+        world.execute("convert")
+    monkeypatch.undo()
+    monkeypatch.setattr(pinning, "RECIPE_VERSION", 99)
+    with pytest.raises(InputError, match=r"changed since this run started \(recipe \d+ then, 99 now\)"):
         world.execute("convert")
 
 
