@@ -79,7 +79,8 @@ def freeze(read: Read = parse, by_hand: type[BaseModel] | None = None, node: str
 
 
 def start_run(read: Read, by_hand: type[BaseModel] | None = None) -> dict[str, Any]:
-    """Freeze the run of the task that is running. One that has started keeps its spec, whatever its DAG says today.
+    """Freeze the run of the task that is running. One that has started keeps its spec, whatever its DAG says today,
+    but for a deadline that is over.
 
     Args:
         read: makes a run spec of the task's params, and names where they come from in errors.
@@ -95,12 +96,13 @@ def start_run(read: Read, by_hand: type[BaseModel] | None = None) -> dict[str, A
     try:
         with Ledger(deployment.database_url(), deployment.sql) as ledger:
             frozen = find(ledger, name_of_run(context))
+            at = _day_of(context)
             if frozen is None:
                 asked = _asked(context, read, by_hand)
-                at = _day_of(context)
                 frozen = stages.freeze(ledger, name_of_run(context), asked, at, deployment)
             else:
                 _say_what_differs(frozen, context, read)
+                frozen = stages.started_again(ledger, frozen, at)
     except StageError as error:
         answer(error, context)
     show_links(context)

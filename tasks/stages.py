@@ -21,10 +21,11 @@ from tasks.ledger import Claim, Ledger, Run, leases, load, register, take
 from tasks.ledger import close as close_run
 from tasks.ledger.claims import facts_of
 from tasks.ledger.runs import find as find_run
+from tasks.ledger.runs import reckon_deadline_anew
 from tasks.node import lock, processes
 from tasks.settings import Settings
 from tasks.spark import SparkSubmission
-from tasks.spec import RunSpec, parse
+from tasks.spec import RunSpec, parse, times
 from tasks.spec.freeze import resolve_dates, resolve_deadline
 from tasks.stage_list import STAGES, Stage
 from tasks.watch import watching
@@ -49,7 +50,7 @@ class Result:
 
 
 def freeze(ledger: Ledger, run_id: str, spec: RunSpec, at: datetime, settings: Settings) -> Run:
-    """Start a run: resolve what is open in `spec` and record it; a run that has started stays as it was.
+    """Start a run: resolve what is open in `spec` and record it; one that has started is `started_again`.
 
     Raises:
         InputError: a date placeholder is unknown, the model or its revision does not exist, or the run was
@@ -69,7 +70,34 @@ def freeze(ledger: Ledger, run_id: str, spec: RunSpec, at: datetime, settings: S
             f"run {run_id!r} was started with another spec ({', '.join(changed)} differ), and a run keeps its "
             f"spec: give this one another name with --run"
         )
-    return known
+    return started_again(ledger, known, at)
+
+
+def started_again(ledger: Ledger, run: Run, at: datetime) -> Run:
+    """The run as it was frozen; where it had ended and its deadline is over, with one that is reckoned from now on.
+
+    Args:
+        at: with the time zone whose wall a time of day means.
+    """
+    now = datetime.now(UTC)
+    if run.verdict is None or now < run.winds_down_at:
+        return run
+    asked = run.pins["asked"]["limits"]["deadline"]
+    if times.is_moment(asked):
+        log.warning(
+            "run %s had ended, and its deadline is a moment of the past (%s): no device is taken and no row asked; "
+            "for what is missing start another run with a later one",
+            run.run_id,
+            asked,
+        )
+        return run
+    again = reckon_deadline_anew(ledger, run.run_id, times.resolve(asked, now.astimezone(at.tzinfo)))
+    log.info(
+        "run %s had ended, and its deadline (%s) was over: it is %s again from now on, which is %s",
+        *(run.run_id, run.deadline.isoformat(timespec="minutes")),
+        *(asked, again.deadline.isoformat(timespec="minutes")),
+    )
+    return again
 
 
 def what_differs(run: Run, spec: RunSpec) -> list[str]:

@@ -3,21 +3,26 @@
 import dataclasses
 import os
 import signal
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import pytest
 from psycopg.types.json import Jsonb
 
 from tasks import stages
 from tasks.errors import Busy, Fenced, InputError, StageFailed
-from tasks.ledger import take
+from tasks.ledger import close, load, take
 from tasks.ledger.claims import facts_of
+from tasks.ledger.runs import reckon_deadline_anew
 from tasks.node import lock, processes
 from tasks.spec import Limits
+from tasks.spec.freeze import resolve_deadline
 from tasks.stage_list import STAGES
 from tests import acting_stage
 from tests.runs import a_run, a_spec, environment_of, open_ledger, python, settings_of, wait_until
+
+BERLIN = ZoneInfo("Europe/Berlin")
 
 ACT = """
 import dataclasses, logging, sys
@@ -269,3 +274,61 @@ def test_a_run_keeps_the_spec_that_it_started_with(ledger, settings, monkeypatch
     changed = spec.model_copy(update={"limits": Limits(partial=True)})
     with pytest.raises(InputError, match=r"another spec \(limits differ\)"):
         stages.freeze(ledger, "nightly", changed, at, settings)
+
+
+@pytest.fixture
+def of_last_week(ledger, settings, monkeypatch):
+    """A run that started a week ago, with that deadline; where it is given a verdict it has ended."""
+    monkeypatch.setattr("tasks.weights.pin.pin", lambda spec, settings: {})
+
+    def make(deadline, verdict="failed"):
+        then = datetime.now(BERLIN) - timedelta(days=7)
+        spec = a_spec(limits={"deadline": deadline})
+        stages.freeze(ledger, "late", spec, then, settings)
+        with ledger.transaction() as connection:
+            connection.execute(
+                "update run set started_at = %s, due_from = %s, spec = %s where run_id = 'late'",
+                [then, then, Jsonb(resolve_deadline(spec, then).model_dump(mode="json"))],
+            )
+        if verdict is not None:
+            close(ledger, "late", verdict)
+        return spec, load(ledger, "late")
+
+    return make
+
+
+@pytest.mark.parametrize("deadline", ["6h", "07:00"])
+def test_a_run_that_is_started_again_after_its_end_and_its_deadline_gets_a_new_one(
+    ledger, settings, of_last_week, deadline, caplog
+):
+    caplog.set_level("INFO")
+    spec, before = of_last_week(deadline)
+    again = stages.freeze(ledger, "late", spec, datetime.now(BERLIN), settings)
+    now = datetime.now(BERLIN)
+    if deadline == "6h":
+        assert again.deadline - now == pytest.approx(timedelta(hours=6), abs=timedelta(minutes=1))
+        assert again.winds_down_at == again.deadline - timedelta(minutes=5)
+    else:
+        assert now < again.deadline <= now + timedelta(hours=25)
+        assert f"{again.deadline.astimezone(BERLIN):%H:%M}" == "07:00"
+    assert again == load(ledger, "late")
+    assert (again.started_at, again.verdict) == (before.started_at, "failed")
+    assert stages.what_differs(again, spec) == []
+    assert f"it is {deadline} again from now on, which is {again.deadline.isoformat()[:10]}" in caplog.text
+    # Killed right after it, and executed again.
+    assert stages.freeze(ledger, "late", spec, datetime.now(BERLIN), settings) == again
+
+
+def test_a_run_that_is_open_or_has_time_left_keeps_its_deadline(ledger, settings, of_last_week):
+    spec, before = of_last_week("6h", verdict=None)
+    assert stages.freeze(ledger, "late", spec, datetime.now(UTC), settings) == before
+    assert reckon_deadline_anew(ledger, "late", "6h") == before
+    close(ledger, "late", "partial")
+    renewed = stages.freeze(ledger, "late", spec, datetime.now(UTC), settings)
+    assert stages.freeze(ledger, "late", spec, datetime.now(UTC), settings) == renewed != before
+
+
+def test_a_deadline_that_names_a_date_stays_and_that_is_said(ledger, settings, of_last_week, caplog):
+    spec, before = of_last_week("2026-01-01T07:00+01:00")
+    assert stages.freeze(ledger, "late", spec, datetime.now(UTC), settings) == before
+    assert "a moment of the past (2026-01-01T07:00+01:00)" in caplog.text

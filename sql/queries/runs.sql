@@ -12,10 +12,21 @@ select
     spec,
     pins,
     started_at,
+    due_from,
     closed_at,
     verdict
 from run
 where run_id = :run_id;
+
+-- name: reckon_deadline_anew!
+-- Only of a run that has ended: one that is open keeps its deadline.
+update run
+set
+    due_from = clock_timestamp(),
+    spec = jsonb_set(spec, '{limits,deadline}', to_jsonb(:deadline::text))
+where
+    run_id = :run_id
+    and closed_at is not null;
 
 -- name: close_run!
 update run

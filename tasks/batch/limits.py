@@ -21,7 +21,7 @@ def tokens_left(run: Run, answers: Answers) -> int | None:
 def reached(run: Run, answers: Answers, ledger: Ledger, settings: Settings) -> str | None:
     """The limit that the run has reached, for a person; None when it may start rows."""
     if time.time() >= stop_at(run):
-        began = f"{run.started_at:%Y-%m-%d %H:%M} UTC"
+        began = f"{run.due_from:%Y-%m-%d %H:%M} UTC"
         return (
             f"its deadline (limits.deadline = {run.spec.limits.deadline} from {began}; no row was started after "
             f"{run.winds_down_at:%H:%M} UTC)"

@@ -78,8 +78,9 @@ def verify(context: Context) -> Outcome:
     if counted.to_do and not limits.partial:
         raise StageFailed(
             f"{counted.to_do} of {counted.rows} rows are not started, and limits.partial is false. "
-            f"Nothing is published, the answers are kept: run the stages start and run again, or allow "
-            f"partial results"
+            f"Nothing is published, the answers are kept: start the whole run again, once it has ended, for a "
+            f"deadline that is over counts anew then (but where limits.deadline names a date: start another run of "
+            f"the same batch), or allow partial results in another run"
         )
     return Outcome(_sum(_facts(counted)), _facts(counted))
 

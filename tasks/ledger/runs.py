@@ -21,17 +21,19 @@ class Run:
     pins: dict[str, Any]
     """What else was open: `commit` of the model, `versions` of the converting libraries."""
     started_at: datetime
+    due_from: datetime
+    """Whence its deadline counts: its start, or a later one after its end."""
     verdict: str | None
 
     @property
     def deadline(self) -> datetime:
         """When its answers are to be there."""
-        return times.moment_of(self.spec.limits.deadline, self.started_at)
+        return times.moment_of(self.spec.limits.deadline, self.due_from)
 
     @property
     def winds_down_at(self) -> datetime:
         """From then on it starts nothing that would have to finish."""
-        span_s = (self.deadline - self.started_at).total_seconds()
+        span_s = (self.deadline - self.due_from).total_seconds()
         return self.deadline - timedelta(seconds=self.spec.limits.wind_down_s(span_s))
 
 
@@ -83,6 +85,7 @@ def find(ledger: Ledger, run_id: str) -> Run | None:
         parse(row["spec"], f"run {run_id}"),
         row["pins"],
         row["started_at"],
+        row["due_from"],
         row["verdict"],
     )
 
@@ -92,6 +95,17 @@ def known(ledger: Ledger, run_id: str) -> Known | None:
     with ledger.transaction() as connection:
         row = ledger.queries.run_by_id(connection, run_id=run_id)
     return None if row is None else Known(row["run_id"], row["verdict"])
+
+
+def reckon_deadline_anew(ledger: Ledger, run_id: str, deadline: str) -> Run:
+    """Let the deadline of a run that has ended count from now on; one that is open keeps its own.
+
+    Args:
+        deadline: a time from now on, or a moment.
+    """
+    with ledger.transaction() as connection:
+        ledger.queries.reckon_deadline_anew(connection, run_id=run_id, deadline=deadline)
+    return load(ledger, run_id)
 
 
 def close(ledger: Ledger, run_id: str, verdict: str) -> None:

@@ -15,12 +15,17 @@ _DATE = r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]+)?)?(Z|
 
 
 def _is_real(until: str) -> str:
-    if until[-1] not in _SECONDS and not _is_clock(until):
+    if is_moment(until):
         try:
             datetime.fromisoformat(until)
         except ValueError as error:
             raise ValueError(f"there is no such date: {error}") from None
     return until
+
+
+def is_moment(until: str) -> bool:
+    """Whether it means the same whenever it is said."""
+    return until[-1] not in _SECONDS and not _is_clock(until)
 
 
 def _is_clock(until: str) -> bool:

@@ -1,7 +1,8 @@
 """Does what tasks of dags/ do, with stand-ins for Airflow's services and the hub; a process of its own: PLUGINS DAGS.
 
-Reads {ledger, dag, task, run, conf, states, logical_date, waited_h} as a line of JSON, and says as another what came of
-it. With `waited_h`, the task is a stage that finds what it needs held by another run, and has waited so long.
+Reads {ledger, dag, task, run, conf, states, logical_date, cleared, waited_h} as a line of JSON, and says as another
+what came of it. `cleared` is how often the run was; with `waited_h`, the task is a stage that finds what it needs held
+by another run, and has waited so long.
 """
 
 import json
@@ -37,7 +38,12 @@ def came_of(bag, asked):
     task = dag.get_task(asked["task"])
     at = datetime.fromisoformat(asked.get("logical_date", "2026-03-09T00:30:00+00:00")).astimezone(UTC)
     run = SimpleNamespace(
-        dag_id=asked["dag"], run_id=asked["run"], conf=asked.get("conf", {}), logical_date=at, run_after=at
+        dag_id=asked["dag"],
+        run_id=asked["run"],
+        conf=asked.get("conf", {}),
+        logical_date=at,
+        run_after=at,
+        clear_number=asked.get("cleared", 0),
     )
     instance = SimpleNamespace(
         dag_id=run.dag_id,

@@ -1,11 +1,12 @@
 """How a run starts in the ledger, by the first task of its DAG; and that one that has started goes on."""
 
 import json
+from datetime import UTC, datetime
 
 import pytest
 
-from tasks.ledger import load
-from tests.runs import a_run, open_ledger
+from tasks.ledger import close, load
+from tests.runs import a_run, a_spec, open_ledger
 
 
 @pytest.fixture
@@ -83,3 +84,19 @@ def test_a_run_that_has_started_keeps_its_spec_though_its_file_is_another_or_wro
         run = a_run(ledger, f"{dag}.run-1", pins={"release_id": "r", "commit": "c"}, tenant="before")
         assert act(dag, "freeze")["returned"]["spec"] == run.spec.model_dump(mode="json")
         assert load(ledger, run.run_id).spec == run.spec
+
+
+@pytest.mark.parametrize(
+    ("dag", "deadline"), [("qwen_nightly_prod", "07:00"), ("qwen_batch", "6h"), ("qwen_pool", "8h")]
+)
+def test_a_run_that_is_cleared_after_its_deadline_has_time_again(act, conf, database_url, dag, deadline):
+    name = "run-1" if dag == "qwen_batch" else f"{dag}.run-1"
+    spec = a_spec(node="dgx-07", limits={"deadline": deadline})
+    pins = {"release_id": "r", "commit": "c", "asked": spec.model_dump(mode="json")}
+    with open_ledger(database_url) as ledger:
+        a_run(ledger, name, pins=pins, node="dgx-07", limits={"deadline": "2026-03-09T07:00:00+01:00"})
+        close(ledger, name, "failed")
+        given = {part: conf[part] for part in ("model", "layout") if dag != "qwen_nightly_prod"}
+        again = act(dag, "freeze", conf=given, cleared=1)["returned"]
+        assert datetime.fromisoformat(again["deadline"]) > datetime.now(UTC)
+        assert load(ledger, name).deadline == datetime.fromisoformat(again["deadline"])

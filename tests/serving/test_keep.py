@@ -5,6 +5,7 @@ import os
 import signal
 import stat
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -46,7 +47,7 @@ def test_a_pool_without_a_batch_serves_until_its_time_is_up_or_somebody_stops_it
     world.execute("start")
     assert look(world) is State.SERVES
     run = load(world.ledger, "run-1")
-    long_ago = Run(run.run_id, run.spec, run.pins, datetime.now(UTC) - timedelta(hours=9), None)
+    long_ago = replace(run, due_from=datetime.now(UTC) - timedelta(hours=9))
     assert look(world, long_ago) is State.OVER
     world.execute("stop")
     assert look(world) is State.OVER

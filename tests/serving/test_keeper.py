@@ -77,7 +77,8 @@ def test_a_pool_is_of_use_until_its_runs_deadline_and_long_enough_for_a_late_sta
     spec = a_spec(limits={"deadline": "6h"})
 
     def useful(started_ago: timedelta) -> float:
-        return keeper.useful_s(Run("run-1", spec, {}, datetime.now(UTC) - started_ago, None), settings)
+        began = datetime.now(UTC) - started_ago
+        return keeper.useful_s(Run("run-1", spec, {}, began, began, None), settings)
 
     early, late, too_late = (useful(timedelta(hours=hours)) for hours in (0, 5, 100))
     assert early - late == pytest.approx(5 * 3600, abs=5)
