@@ -80,7 +80,7 @@ def freeze(read: Read = parse, by_hand: type[BaseModel] | None = None, node: str
 
 def start_run(read: Read, by_hand: type[BaseModel] | None = None) -> dict[str, Any]:
     """Freeze the run of the task that is running. One that has started keeps its spec, whatever its DAG says today,
-    but for a deadline that is over.
+    but for a deadline that is over. A DAG run that was made anew does not pass for an ended one of another spec.
 
     Args:
         read: makes a run spec of the task's params, and names where they come from in errors.
@@ -101,7 +101,7 @@ def start_run(read: Read, by_hand: type[BaseModel] | None = None) -> dict[str, A
                 asked = _asked(context, read, by_hand)
                 frozen = stages.freeze(ledger, name_of_run(context), asked, at, deployment)
             else:
-                _say_what_differs(frozen, context, read)
+                _compare(frozen, context, read)
                 frozen = stages.started_again(ledger, frozen, at)
     except StageError as error:
         answer(error, context)
@@ -139,8 +139,12 @@ def _day_of(context: Any) -> datetime:
     return moment.astimezone(ZoneInfo(zone) if isinstance(zone, str) else zone)
 
 
-def _say_what_differs(frozen: "Run", context: Any, read: Read) -> None:
-    """Of a run that is started again; for whoever wonders why it does not do what the file says."""
+def _compare(frozen: "Run", context: Any, read: Read) -> None:
+    """Say what differs of a run that is started again, to whoever wonders why it does not do what the file says.
+
+    Raises:
+        InputError: it has ended and was not cleared: another DAG run had its id, and was asked for something else.
+    """
     from tasks import stages
 
     try:
@@ -148,6 +152,13 @@ def _say_what_differs(frozen: "Run", context: Any, read: Read) -> None:
         differing = ", ".join(stages.what_differs(frozen, now))
     except InputError as error:
         differing = f"everything, for it would be refused today: {error}"
+    if differing and frozen.verdict is not None and not context["dag_run"].clear_number:
+        raise InputError(
+            f"run {frozen.run_id} of the ledger has ended, and it was started with another spec (today differs: "
+            f"{differing}). A DAG run that was deleted had the id of this one, and a run keeps its spec: start what is "
+            f"asked now under another run id (a night: delete this DAG run and trigger the DAG with that night's "
+            f"logical date), or clear this one to go on with the old spec"
+        )
     if differing:
         log.warning("run %s keeps the spec that it started with; today differs: %s", frozen.run_id, differing)
 
@@ -192,6 +203,7 @@ def judge() -> str:
 
     from tasks import stages
     from tasks.ledger import Ledger
+    from tasks.ledger.runs import known
 
     context = get_current_context()
     instance: RuntimeTaskInstanceProtocol = context["ti"]
@@ -201,7 +213,12 @@ def judge() -> str:
     deployment = settings.current()
     try:
         with Ledger(deployment.database_url(), deployment.sql) as ledger:
-            verdict = stages.close(ledger, name_of_run(context), succeeded=not (failed or unfinished))
+            name = name_of_run(context)
+            before = known(ledger, name)
+            if "freeze" in failed + unfinished and before is not None and before.verdict is not None:
+                verdict = before.verdict  # nothing was begun now, and how it ended before stays true
+            else:
+                verdict = stages.close(ledger, name, succeeded=not (failed or unfinished))
     except StageError as error:
         answer(error, context)
     if failed or unfinished:

@@ -100,3 +100,45 @@ def test_a_run_that_is_cleared_after_its_deadline_has_time_again(act, conf, data
         again = act(dag, "freeze", conf=given, cleared=1)["returned"]
         assert datetime.fromisoformat(again["deadline"]) > datetime.now(UTC)
         assert load(ledger, name).deadline == datetime.fromisoformat(again["deadline"])
+
+
+def test_a_run_that_was_made_anew_under_an_ended_ones_id_is_refused_if_it_asks_for_something_else(
+    act, conf, database_url
+):
+    def start(**more):
+        return act("qwen_batch", "freeze", conf={**conf, "tenant": "now"}, **more)
+
+    with open_ledger(database_url) as ledger:
+        asked = a_spec(**conf, tenant="before")
+        a_run(ledger, pins={"release_id": "r", "commit": "c"}, **conf, tenant="before")
+        # Open: executed again after everything was killed, say.
+        assert start()["returned"]["spec"]["tenant"] == "before"
+        close(ledger, "run-1", "done")
+        came = start()
+        assert came["raised"] == "AirflowFailException"
+        assert "started with another spec (today differs: tenant)" in came["message"]
+        assert "start what is asked now under another run id" in came["message"]
+        assert act("qwen_batch", "judge", states={"freeze": "failed"})["raised"] == "AirflowFailException"
+        assert load(ledger, "run-1").verdict == "done"
+        # Cleared, it is still that run; and asked for the same again, too.
+        assert start(cleared=1)["returned"]["spec"] == asked.model_dump(mode="json")
+        again = act("qwen_batch", "freeze", conf={**conf, "tenant": "before"})
+        assert again["returned"]["spec"] == asked.model_dump(mode="json")
+
+
+@pytest.mark.parametrize("other", ["qwen_pool", "qwen_release", "qwen_nightly_prod"])
+def test_a_run_of_a_batch_takes_no_other_dags_run_for_its_own(act, conf, database_url, other):
+    with open_ledger(database_url) as ledger:
+        run = a_run(ledger, f"{other}.run-1", pins={"release_id": "r", "commit": "c"}, tenant="other")
+        came = act("qwen_batch", "freeze", run=run.run_id, conf=conf)
+        assert came["raised"] == "AirflowFailException"
+        assert (
+            f"dag_run_id: '{other}.run-1' begins as the ledger calls the runs of another DAG"
+            in came["message"]
+        )
+        act("qwen_batch", "judge", run=run.run_id, states={"freeze": "failed"})
+        assert load(ledger, run.run_id).verdict is None
+
+
+def test_a_run_of_a_batch_may_be_called_after_the_model(act, conf):
+    assert act("qwen_batch", "freeze", run="qwen_3.5.a", conf=conf)["returned"]["run"] == "qwen_3.5.a"
