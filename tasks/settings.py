@@ -76,8 +76,9 @@ class Settings(BaseSettings):
 
     quotas: dict[str, Quota] = Field(default_factory=dict)
     """By tenant (a JSON object): `devices` (GPUs, or CPU cores) held at once, `device_hours_per_day` and
-    `tokens_per_day` (of prompts and answers) of the last 24 hours. A run that would be over them waits; one whose
-    tenant spends the last token starts no further row. `*` is for tenants that are not named."""
+    `tokens_per_day` (of prompts and answers) of the last 24 hours. A run that would be over them waits, one
+    that alone wants more devices is refused, and one whose tenant spends the last token starts no further row. `*` is
+    for tenants that are not named."""
 
     notify: tuple[Notification, ...] = ()
     """Who is told how a run ended, or that its deadline is near (a JSON list of {on, notifier, arguments}; `on` lists

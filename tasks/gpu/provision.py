@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tasks.contract import Context, Outcome, why_no_pool
-from tasks.errors import Busy, InputError, StageFailed
+from tasks.errors import Busy, InputError, StageError, StageFailed
 from tasks.gpu import cutting, demand, inventory, nvml, record, sizing, slots
 from tasks.gpu.demand import Demand, GpuLayouts, Taken
 from tasks.gpu.inventory import Inventory
@@ -64,6 +64,7 @@ def apply(plan: Plan, context: Context) -> None:
 
     Raises:
         Busy: other runs hold what it needs, and did not give it back in time; or one is at work on the same batch.
+        InputError: it alone wants more than its tenant's quota.
         StageFailed: a change failed; what of it could not be taken back is named. The lease is left to the reaper.
     """
     lease, taken = _take(context)
@@ -217,7 +218,7 @@ def _refuse_over_quota(context: Context, wanted: int) -> None:
     claim, settings, tenant = context.claim, context.settings, context.run.spec.tenant
     try:
         quotas.refuse_over_quota(claim, tenant, settings.quota_of(tenant), wanted)
-    except Busy:
+    except StageError:
         leases.leave_line(claim, settings.node)
         raise
 

@@ -12,11 +12,12 @@ from tasks.gpu.layouts import Step
 from tasks.gpu.provision import ask
 from tasks.gpu.sizing import Estimate
 from tasks.gpu.slots import cpu_devices, refuse_parallel_workers
-from tasks.ledger import leases
+from tasks.ledger import leases, quotas
 from tasks.preflight.check import Check, Poor, look
 from tasks.preflight.model import OnDisk, release_on_disk
 from tasks.serving import flags
-from tasks.spec import CpuLayout, TensorParallelLayout
+from tasks.settings import Quota
+from tasks.spec import CpuLayout, MigLayout, TensorParallelLayout
 from tasks.tuning import Line
 
 _GIB = 1 << 30
@@ -32,6 +33,10 @@ def layout_checks(context: Context) -> list[Check]:
         look("node", f"this host is {context.run.spec.node}", lambda: _right_node(context)),
         look("layout", str(layout.model_dump(mode="json")), lambda: _devices(context)),
     ]
+    quota = context.settings.quota_of(context.run.spec.tenant)
+    if quota is not None and quota.devices is not None:
+        needed = f"{quota.devices} device(s) at most, the quota of tenant {context.run.spec.tenant}"
+        checks.append(look("layout.gpus", needed, lambda: _within(quota, context)))
     if isinstance(layout, CpuLayout):
         checks.append(look("layout.cpu", "memory for every worker", lambda: _memory(context, layout)))
     else:
@@ -122,6 +127,22 @@ def _devices(context: Context) -> str:
         if not _is_leased(context, there):
             demand.pick(asked, there)
     return "; ".join([there.describe(), f"{len(cores)} CPU core(s)", *notes])
+
+
+def _within(quota: Quota, context: Context) -> str:
+    """Asked here: else a layout that the quota never allows is refused when the weights are made."""
+    layout, settings = context.run.spec.layout, context.settings
+    if leases.lease_of(context.claim.ledger, context.run.run_id, settings.node) is not None:
+        return "this run has its devices already"
+    if isinstance(layout, CpuLayout):
+        wanted = len(cpu_devices(layout, inventory.available_cores()))
+    else:
+        if isinstance(layout, MigLayout):
+            # How its GPUs are to be cut may not be known yet, and how many it takes does not depend on it.
+            layout = layout.model_copy(update={"mig": {}})
+        wanted = ask(layout, inventory.read(settings), None).how_many
+    quotas.refuse_more_than_all(context.run.spec.tenant, quota, wanted)
+    return f"{wanted} device(s)"
 
 
 def _is_leased(context: Context, there: Inventory) -> bool:

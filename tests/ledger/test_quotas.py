@@ -6,7 +6,7 @@ import threading
 import psycopg
 import pytest
 
-from tasks.errors import Busy
+from tasks.errors import Busy, InputError
 from tasks.ledger import leases, quotas, take
 from tasks.settings import Quota, Settings
 from tests.runs import a_run, open_ledger
@@ -98,6 +98,18 @@ def test_who_is_over_the_quota_is_told_before_it_stands_in_line(claim_of):
     with pytest.raises(Busy, match="quota of 1"):
         quotas.refuse_over_quota(claim_of("b"), "prod", one, 1)
     quotas.refuse_over_quota(claim_of("c"), "prod", None, 1)
+
+
+def test_who_wants_more_than_the_whole_quota_is_refused_and_does_not_wait(claim_of):
+    two = Quota(devices=2)
+    for refusing in (
+        lambda: quotas.refuse_over_quota(claim_of("a"), "prod", two, 3),
+        lambda: lease(claim_of("b"), "dgx-1", ["0", "1", "2"], two),
+    ):
+        with pytest.raises(
+            InputError, match=r"layout\.gpus: .* wants 3 device.* tenant prod may hold 2 at once"
+        ):
+            refusing()
 
 
 def test_a_tenant_that_is_not_named_has_the_quota_of_all_others(tmp_path):

@@ -6,6 +6,8 @@ import pytest
 
 from tasks.errors import InputError, StageFailed
 from tasks.gpu import inventory, nvml
+from tasks.ledger import leases, take
+from tasks.settings import Quota
 from tasks.weights import store
 from tests.gpu.node import Node
 
@@ -117,3 +119,31 @@ def test_an_auto_layout_is_shown_with_the_numbers_it_comes_from(preflight, spec,
     checks = {check["check"]: check["found"] for check in found.facts["checks"]}
     assert "auto: 2 x 3g.40gb" in checks["layout"]
     assert "weights 30.0" in checks["layout.memory"]
+
+
+TWO = {"default": Quota(devices=2)}
+FOUR_CORES = (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    "layout", [{"mig": {"3g.40gb": 2}}, {"mig": "auto", "gpus": 3}, {"tensor_parallel": 1, "gpus": 3}]
+)
+def test_a_layout_that_the_quota_never_allows_is_refused_before_weights_are_made(
+    preflight, spec, tmp_path, layout
+):
+    node = {"nvml": "sim:h100-80*3", "nvml_state": tmp_path / "node"}
+    with pytest.raises(InputError, match=r"layout\.gpus: .* wants 3 device.* may hold 2 at once"):
+        preflight(spec(layout=layout), quotas=TWO, **node)
+
+
+def test_a_layout_within_the_quota_passes_and_so_does_a_run_that_has_its_devices(
+    preflight, spec, ledger, monkeypatch
+):
+    monkeypatch.setattr(inventory, "available_cores", lambda: FOUR_CORES)
+    with pytest.raises(InputError, match="may hold 2 at once"):
+        preflight(spec(), quotas=TWO)
+    claim, _ = take(ledger, "run-1", "provision", frozenset())
+    leases.take(claim, "local", [f"cpu:{core}" for core in FOUR_CORES], 60.0)
+    preflight(spec(), quotas=TWO)
+    result = preflight(spec(), quotas={"default": Quota(devices=4)})
+    assert "layout.gpus" in {check["check"] for check in result.facts["checks"]}
