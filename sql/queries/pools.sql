@@ -90,6 +90,14 @@ where run_id = :run_id
 order by intended_at desc
 limit 1;
 
+-- name: run_had_pool$
+-- At some time since then, however it ended.
+select exists(
+    select 1
+    from pool
+    where run_id = :run_id and coalesce(ended_at, clock_timestamp()) >= :since
+);
+
 -- name: open_pools_of_node
 select
     pool_id,

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from tasks.contract import Context, Outcome
 from tasks.errors import InputError, StageFailed
-from tasks.preflight.check import Check
+from tasks.preflight.check import Check, look
 from tasks.preflight.deployment import deployment_checks
 from tasks.preflight.layout import layout_checks
 from tasks.preflight.model import model_checks
 from tasks.preflight.node import node_checks
-from tasks.preflight.spec import spec_checks
+from tasks.preflight.spec import deadline_ahead, spec_checks
 from tasks.settings import Settings
 from tasks.spec import RunSpec
 
@@ -30,12 +30,14 @@ class Plan:
 def check_spec(spec: RunSpec, settings: Settings) -> None:
     """Refuse what can be known as wrong without ledger, hub and the spec's node.
 
-    For whoever starts a run, before it is recorded. A path that holds an open date is not looked at.
+    For whoever starts a run for the first time, before it is recorded: later, its deadline may be over. A path that
+    holds an open date is not looked at.
 
     Raises:
         InputError: names every field that is wrong.
     """
-    _refuse(spec_checks(spec, settings))
+    ahead = look("limits.deadline", "a time to come", lambda: deadline_ahead(spec))
+    _refuse([*spec_checks(spec, settings), ahead])
 
 
 def plan(context: Context) -> Plan:

@@ -2,13 +2,14 @@
 
 import os
 from collections.abc import Callable
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
 from tasks.errors import InputError
 from tasks.preflight.check import Check, look
 from tasks.settings import Settings
-from tasks.spec import Batch, RunSpec
+from tasks.spec import Batch, RunSpec, times
 
 
 def spec_checks(spec: RunSpec, settings: Settings) -> list[Check]:
@@ -21,6 +22,22 @@ def spec_checks(spec: RunSpec, settings: Settings) -> list[Check]:
         if path is not None:
             checks += _of_path(field, path, "a file of texts", partial(_texts, field, path))
     return checks
+
+
+def deadline_ahead(spec: RunSpec) -> str:
+    """Of a run that has not started.
+
+    Raises:
+        InputError: the deadline names a moment of the past.
+    """
+    deadline = spec.limits.deadline
+    if times.is_moment(deadline) and datetime.fromisoformat(deadline) <= datetime.now(UTC):
+        field = "until" if spec.batch.is_none else "limits.deadline"
+        raise InputError(
+            f"{field}: {deadline} is over, so the run would take no devices: name a moment to come, a time of day "
+            f"(`18:00`, the next one) or a time from the run's start (`8h`)"
+        )
+    return deadline
 
 
 def _batch_checks(spec: RunSpec) -> list[Check]:

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from enum import Enum
 
 from tasks import pool_key
+from tasks.errors import StageFailed
 from tasks.ledger import Ledger, Run, leases
 from tasks.serving import pools, probes, standing
 from tasks.settings import Settings
@@ -36,11 +37,20 @@ class Kept:
 
 
 def look(ledger: Ledger, run: Run, settings: Settings) -> Kept:
-    """How the run's pool stands now; on its node, where its keeper's process can be seen."""
+    """How the run's pool stands now; on its node, where its keeper's process can be seen.
+
+    Raises:
+        StageFailed: its time is over, and it never had a pool in it.
+    """
     if datetime.now(UTC) >= run.deadline:
-        return Kept(
-            State.OVER, f"the time of the pool is over ({run.deadline.astimezone(UTC):%Y-%m-%d %H:%M} UTC)"
-        )
+        until = f"{run.deadline.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+        if not pools.had_one(ledger, run.run_id, run.due_from):
+            raise StageFailed(
+                f"the pool's time was over ({until}) before it got devices, so nobody could query it: clear the run, "
+                f"for which `until` then counts anew, or start one with a later `until`; `qwen-pipeline status` shows "
+                f"who holds the devices"
+            )
+        return Kept(State.OVER, f"the time of the pool is over ({until})")
     pool = pools.open_pool(ledger, run.run_id)
     if pool is None:
         why = pools.why_ended(ledger, run.run_id) or "it was never started"

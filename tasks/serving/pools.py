@@ -5,6 +5,7 @@ Intent is written before a process exists, the process after; both by whoever st
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,12 @@ def why_ended(ledger: Ledger, run_id: str) -> str | None:
     with ledger.transaction() as connection:
         reason = ledger.queries.why_newest_pool_ended(connection, run_id=run_id)
     return None if reason is None else str(reason)
+
+
+def had_one(ledger: Ledger, run_id: str, since: datetime) -> bool:
+    """Whether the run has a pool, or had one at some time since then."""
+    with ledger.transaction() as connection:
+        return bool(ledger.queries.run_had_pool(connection, run_id=run_id, since=since))
 
 
 def open_pools(ledger: Ledger, node: str) -> list[Pool]:

@@ -142,3 +142,14 @@ def test_a_run_of_a_batch_takes_no_other_dags_run_for_its_own(act, conf, databas
 
 def test_a_run_of_a_batch_may_be_called_after_the_model(act, conf):
     assert act("qwen_batch", "freeze", run="qwen_3.5.a", conf=conf)["returned"]["run"] == "qwen_3.5.a"
+
+
+def test_a_run_that_has_started_goes_on_though_its_deadline_is_past(act, conf, database_url):
+    limits = {"limits": {"deadline": "2026-01-01T07:00:00+01:00"}}
+    came = act("qwen_batch", "freeze", conf={**conf, **limits})
+    assert "limits.deadline: 2026-01-01T07:00:00+01:00 is over" in came["message"]
+    with open_ledger(database_url) as ledger:
+        a_run(ledger, pins={"release_id": "r", "commit": "c"}, **conf, **limits)
+        assert act("qwen_batch", "freeze", conf={**conf, **limits})["returned"]["run"] == "run-1"
+        close(ledger, "run-1", "failed")
+        assert act("qwen_batch", "freeze", conf={**conf, **limits}, cleared=1)["returned"]["run"] == "run-1"

@@ -4,6 +4,7 @@ import pytest
 
 from tasks.errors import InputError
 from tasks.preflight import check_spec
+from tasks.spec.pool import parse_pool
 
 
 def test_all_problems_are_said_at_once_and_name_their_fields(spec, settings, tmp_path):
@@ -46,3 +47,15 @@ def test_input_that_is_missing_is_refused(spec, settings, change, message):
 
 def test_a_path_with_an_open_date_is_left_for_later(spec, settings):
     check_spec(spec(batch={"input": "/nowhere/{{ ds }}", "output": "/dev/null/{{ ds }}"}), settings)
+
+
+def test_a_deadline_of_the_past_is_refused_when_a_run_starts_and_at_no_later_time(spec, settings, preflight):
+    for past in ("2026-01-01T07:00+01:00", "2026-01-01T07:00Z"):
+        with pytest.raises(InputError, match=r"limits\.deadline: 2026-01-01T07:00.* is over"):
+            check_spec(spec(limits={"deadline": past}), settings)
+    pool = {"model": {"repo": "owner/name"}, "layout": {"cpu": 1}}
+    with pytest.raises(InputError, match=r"  until: 2026-01-01T07:00Z is over"):
+        check_spec(parse_pool({**pool, "until": "2026-01-01T07:00Z"}), settings)
+    for ahead in ("2999-01-01T07:00+01:00", "07:00", "6h"):
+        check_spec(spec(limits={"deadline": ahead}), settings)
+    preflight(spec(limits={"deadline": "2026-01-01T07:00Z"}))

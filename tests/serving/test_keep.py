@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import stat
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -13,6 +14,7 @@ import pytest
 
 from tasks import ledger as ledger_package
 from tasks.cli import main
+from tasks.errors import StageFailed
 from tasks.ledger import Run
 from tasks.ledger.runs import load
 from tasks.reap import reap
@@ -51,6 +53,24 @@ def test_a_pool_without_a_batch_serves_until_its_time_is_up_or_somebody_stops_it
     assert look(world, long_ago) is State.OVER
     world.execute("stop")
     assert look(world) is State.OVER
+
+
+def test_a_pool_whose_time_was_over_before_it_got_devices_has_failed(world: World) -> None:
+    run = load(world.ledger, "run-1")
+    too_late = replace(run, due_from=datetime.now(UTC) - timedelta(hours=9))
+    with pytest.raises(
+        StageFailed, match=r"the pool's time was over .* before it got devices.*clear the run"
+    ):
+        look(world, too_late)
+    world.execute("start")
+    assert look(world, too_late) is State.OVER
+    world.execute("stop")
+    assert look(world, too_late) is State.OVER
+    # Cleared after that, and it waited in vain.
+    again = replace(run, spec=parse_pool({**SPEC, "until": "1s"}), due_from=datetime.now(UTC))
+    time.sleep(1.1)
+    with pytest.raises(StageFailed, match="before it got devices"):
+        look(world, again)
 
 
 def test_a_pool_whose_keeper_was_killed_is_broken_until_it_is_started_again(world: World) -> None:
