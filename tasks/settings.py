@@ -85,7 +85,8 @@ class Settings(BaseSettings):
     `failure`, `success`, `deadline`); nobody by default."""
 
     ledger_url: SecretStr | None = None
-    """libpq URL of the ledger. Prefer `ledger_url_file`: a file does not travel to child processes."""
+    """libpq URL of the ledger. Prefer `ledger_url_file`: a file does not travel to child processes. Runs with a batch
+    need it in any case, because Spark's processes get no other."""
 
     ledger_url_file: Path | None = None
     """A 0600 file that holds the URL. Spark's Python workers inherit its name, never its content."""

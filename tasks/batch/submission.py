@@ -43,14 +43,9 @@ def of(context: Context) -> SparkSubmission:
     """The Spark application of the stage's claim.
 
     Raises:
-        InputError: the ledger's URL is not in a file; Spark's processes must not inherit the URL itself.
+        InputError: see `ledger_url_file`.
     """
     run, claim, settings = context.run, context.claim, context.settings
-    if settings.ledger_url_file is None:
-        raise InputError(
-            "Spark's driver reads the ledger's URL from a file, so that the URL is in no environment: set "
-            "QWEN_PIPELINE_LEDGER_URL_FILE to a 0600 file that holds it"
-        )
     # Rows pass the JVM and are not computed on there: its optimizing compiler took 17 of 45 CPU-seconds of a
     # short application and brought nothing back.
     java = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
@@ -88,6 +83,20 @@ def of(context: Context) -> SparkSubmission:
     )
 
 
+def ledger_url_file(settings: Settings) -> Path:
+    """The file from which Spark's processes read the ledger's URL.
+
+    Raises:
+        InputError: the URL is not in a file; Spark's processes must not inherit the URL itself.
+    """
+    if settings.ledger_url_file is None:
+        raise InputError(
+            "Spark's driver reads the ledger's URL from a file, so that the URL is in no environment: set "
+            "QWEN_PIPELINE_LEDGER_URL_FILE to a 0600 file that holds it"
+        )
+    return settings.ledger_url_file
+
+
 def _cores(settings: Settings) -> dict[str, str]:
     """So many tasks at once, and not before there is room for all: they divide the engines among them."""
     if settings.spark_cores is None or settings.spark_master.startswith("local"):
@@ -114,7 +123,7 @@ def _environment(scratch: Path, settings: Settings) -> Mapping[str, str]:
     """What Spark needs beside the usual: its interpreters, and this deployment's settings without secrets."""
     paths = {
         "HOME": settings.home,
-        "LEDGER_URL_FILE": settings.ledger_url_file,
+        "LEDGER_URL_FILE": ledger_url_file(settings),
         "SECRET_FILE": settings.secret_file or settings.home / "secret",
         "SQL": settings.sql,
     }

@@ -8,6 +8,7 @@ import subprocess
 from importlib import metadata
 from pathlib import Path
 
+from tasks.batch import submission
 from tasks.contract import Context
 from tasks.errors import StageError, StageFailed
 from tasks.gpu import inventory
@@ -37,6 +38,9 @@ def deployment_checks(context: Context) -> list[Check]:
             lambda: _ports(context),
         ),
     ]
+    if not context.run.spec.batch.is_none:
+        needed = "its URL in a file, for Spark"
+        checks.append(look("ledger url", needed, lambda: str(submission.ledger_url_file(settings))))
     if not isinstance(context.run.spec.layout, CpuLayout):
         checks.append(
             look("driver", "a CUDA that the serving environment's torch can use", lambda: _cuda(settings))

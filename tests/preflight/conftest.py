@@ -33,6 +33,7 @@ def settings(tmp_path, database_url, monkeypatch):
     (home / "secret").write_text("0123456789abcdef")
     (home / "secret").chmod(0o600)
     (home / "flags.json").write_text(json.dumps({"version": "0.32.0", "flags": ["--seed", "--max-loras"]}))
+    (home / "ledger-url").write_text(database_url)
     python = tmp_path / "environment" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.symlink_to(sys.executable)
@@ -42,6 +43,7 @@ def settings(tmp_path, database_url, monkeypatch):
     return settings_of(
         home,
         database_url,
+        ledger_url_file=home / "ledger-url",
         python_convert=python,
         python_serving=python,
         python_spark=python,

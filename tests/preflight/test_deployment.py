@@ -12,6 +12,7 @@ from tasks.errors import InputError, StageFailed
 from tasks.gpu import inventory
 from tasks.gpu.inventory import Gpu, Inventory
 from tasks.preflight import deployment as deployment_checks
+from tasks.spec.model import NO_BATCH
 from tasks.weights import store
 
 PINS = {"commit": "c" * 40, "release_id": "name-awq-g128-0123456789ab"}
@@ -29,6 +30,15 @@ def test_a_secret_that_is_missing_or_open_is_named(preflight, spec, settings, br
     break_it(settings.home)
     with pytest.raises(error, match=message):
         preflight(spec())
+
+
+def test_a_batch_is_refused_where_no_file_holds_the_ledgers_url(preflight, spec):
+    with pytest.raises(InputError, match=r"ledger url: Spark's driver .* set QWEN_PIPELINE_LEDGER_URL_FILE"):
+        preflight(spec(), ledger_url_file=None)
+
+
+def test_a_pool_needs_no_file_that_holds_the_ledgers_url(preflight, spec):
+    preflight(spec(batch={"input": NO_BATCH, "output": NO_BATCH}), ledger_url_file=None)
 
 
 def test_an_interpreter_that_is_missing_is_named_with_its_setting(preflight, spec, tmp_path):

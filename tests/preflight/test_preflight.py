@@ -26,7 +26,7 @@ def test_when_all_is_well_nothing_changes_and_every_check_is_listed(preflight, s
     assert set(checks) == {
         *("batch.input", "batch.output", "batch.sampling.max_tokens", "serving.extra_args"),
         *("node", "layout", "layout.cpu", "disk"),
-        *("environments", "java", "secret", "ledger", "ports"),
+        *("environments", "java", "secret", "ledger", "ledger url", "ports"),
         *("open files", "connections", "port range", "network", "clock"),
     }
     assert checks["batch.input"]["found"] == "1 file(s) with columns id, prompt"
