@@ -231,7 +231,7 @@ class MigFunctions:
 
     def _gpu(self, thing: Thing) -> Gpu:
         gpu: Gpu = self._now["gpus"][thing[1]]
-        if gpu["lost"]:
+        if gpu.get("lost"):  # the file of an older version says nothing
             raise Refused(pynvml.NVML_ERROR_GPU_IS_LOST)
         return gpu
 
