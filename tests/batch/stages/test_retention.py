@@ -27,6 +27,25 @@ def retention_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.fixture
+def five(world: World) -> Path:
+    """The input of the batch that goes or is kept."""
+    return write_input(world.root / "in" / "p.parquet", IDS[:5])
+
+
+@pytest.fixture
+def published(world: World, run_stage: Callable[[str], Any], five: Path) -> Callable[[StandIn], Path]:
+    """Run `one` of that batch, through to its end and closed; returns the folder that it worked with."""
+
+    def publish(pool: StandIn) -> Path:
+        world.run("one", world.spec(five), pool.registry)
+        folder = Path(work(world, run_stage, "one")["prepare"].facts["folder"])
+        close(world, "one")
+        return folder
+
+    return publish
+
+
+@pytest.fixture
 def publish_another(world: World, run_stage: Callable[[str], Any]) -> Callable[..., None]:
     """A run of another batch, through to its end; its `publish` removes what is kept no longer."""
 
@@ -85,13 +104,10 @@ def segments_of(folder: Path) -> list[Path]:
 
 
 def test_a_batch_goes_after_its_retention_and_the_published_rows_still_count(
-    world, run_stage, publish_another
+    world, published, run_stage, publish_another
 ):
-    spec = world.spec(write_input(world.root / "in" / "p.parquet", IDS[:5]))
     with StandIn(world.key) as pool:
-        world.run("one", spec, pool.registry)
-        folder = Path(work(world, run_stage, "one")["prepare"].facts["folder"])
-        close(world, "one")
+        folder = published(pool)
         assert segments_of(folder)
         publish_another(pool)
         assert not folder.exists()
@@ -105,12 +121,9 @@ def test_a_batch_goes_after_its_retention_and_the_published_rows_still_count(
         assert set(pool.asked.values()) == {1}
 
 
-def test_a_batch_that_was_prepared_again_goes_again(world, run_stage, publish_another):
-    path = write_input(world.root / "in" / "p.parquet", IDS[:5])
+def test_a_batch_that_was_prepared_again_goes_again(world, published, publish_another):
     with StandIn(world.key) as pool:
-        world.run("one", world.spec(path), pool.registry)
-        folder = Path(work(world, run_stage, "one")["prepare"].facts["folder"])
-        close(world, "one")
+        folder = published(pool)
         publish_another(pool)
         assert world.execute("prepare", "one").changed
         publish_another(pool, 8)
@@ -120,16 +133,13 @@ def test_a_batch_that_was_prepared_again_goes_again(world, run_stage, publish_an
     assert not list(folder.parent.iterdir())
 
 
-def test_a_batch_goes_from_each_output_for_which_it_was_prepared(world, run_stage, publish_another):
-    path = write_input(world.root / "in" / "p.parquet", IDS[:5])
-    elsewhere = world.spec(path, batch={"output": str(world.root / "elsewhere")})
+def test_a_batch_goes_from_each_output_for_which_it_was_prepared(world, published, five, publish_another):
+    elsewhere = world.spec(five, batch={"output": str(world.root / "elsewhere")})
     with StandIn(world.key) as pool:
-        world.run("one", world.spec(path), pool.registry)
-        work(world, run_stage, "one")
+        published(pool)
         world.run("two", elsewhere)
         world.execute("prepare", "two")
-        for run_id in ("one", "two"):
-            close(world, run_id)
+        close(world, "two")
         publish_another(pool)
     assert not [*world.output.glob("_batch/*"), *world.root.glob("elsewhere/_batch/*")]
 
@@ -148,13 +158,11 @@ def refused(_: Path) -> bool | None:
 
 @pytest.mark.parametrize(("what", "told"), [(killed, pytest.raises(Killed)), (refused, nullcontext())])
 def test_a_batch_that_is_half_removed_goes_with_the_next(
-    world, run_stage, publish_another, on_removal, what, told
+    world, published, publish_another, on_removal, what, told
 ):
     """Of a killed run, and of one that may not delete it, which is no reason for another batch to fail."""
     with StandIn(world.key) as pool:
-        world.run("one", world.spec(write_input(world.root / "in" / "p.parquet", IDS[:5])), pool.registry)
-        folder = Path(work(world, run_stage, "one")["prepare"].facts["folder"])
-        close(world, "one")
+        folder = published(pool)
         on_removal.append(what)
         with told:
             publish_another(pool)
@@ -166,7 +174,7 @@ def test_a_batch_that_is_half_removed_goes_with_the_next(
 
 
 def test_a_batch_that_cannot_be_moved_away_stays_whole_and_another_batch_is_published(
-    world, run_stage, publish_another, monkeypatch, caplog
+    world, published, publish_another, monkeypatch, caplog
 ):
     move = Path.rename
 
@@ -176,9 +184,7 @@ def test_a_batch_that_cannot_be_moved_away_stays_whole_and_another_batch_is_publ
         return move(path, target)
 
     with StandIn(world.key) as pool:
-        world.run("one", world.spec(write_input(world.root / "in" / "p.parquet", IDS[:5])), pool.registry)
-        folder = Path(work(world, run_stage, "one")["prepare"].facts["folder"])
-        close(world, "one")
+        folder = published(pool)
         monkeypatch.setattr(Path, "rename", refuse)
         publish_another(pool)
     assert segments_of(folder)
@@ -188,18 +194,15 @@ def test_a_batch_that_cannot_be_moved_away_stays_whole_and_another_batch_is_publ
 
 
 def test_a_run_that_begins_while_a_batch_is_deleted_keeps_what_it_prepares(
-    world, run_stage, publish_another, on_removal
+    world, published, five, publish_another, on_removal
 ):
-    spec = world.spec(write_input(world.root / "in" / "p.parquet", IDS[:5]))
 
     def begin(_: Path) -> None:
-        world.run("two", spec)
+        world.run("two", world.spec(five))
         assert world.execute("prepare", "two").facts["to_do"] == 0
 
     with StandIn(world.key) as pool:
-        world.run("one", spec, pool.registry)
-        folder = Path(work(world, run_stage, "one")["prepare"].facts["folder"])
-        close(world, "one")
+        folder = published(pool)
         on_removal.append(begin)
         publish_another(pool)
         assert list(folder.parent.iterdir()) == [folder]
@@ -210,15 +213,13 @@ def test_a_run_that_begins_while_a_batch_is_deleted_keeps_what_it_prepares(
 
 
 def test_a_batch_that_was_prepared_again_goes_though_its_run_was_killed_before_the_ledger_heard_of_it(
-    world, run_stage, publish_another, monkeypatch
+    world, published, publish_another, monkeypatch
 ):
     def kill(*_: Any) -> None:
         raise Killed
 
     with StandIn(world.key) as pool:
-        world.run("one", world.spec(write_input(world.root / "in" / "p.parquet", IDS[:5])), pool.registry)
-        folder = Path(work(world, run_stage, "one")["prepare"].facts["folder"])
-        close(world, "one")
+        folder = published(pool)
         publish_another(pool)
         with monkeypatch.context() as patch:
             patch.setattr(in_ledger, "record", kill)
@@ -231,16 +232,13 @@ def test_a_batch_that_was_prepared_again_goes_though_its_run_was_killed_before_t
 
 
 def test_a_batch_is_kept_for_its_retention_after_the_last_run_that_counted_on_it(
-    world, run_stage, publish_another, retention_s, two_hours_pass
+    world, published, five, publish_another, retention_s, two_hours_pass
 ):
     """The run of another output failed before it published; started again, it must find the answers."""
     retention_s[0] = 3600.0
-    path = write_input(world.root / "in" / "p.parquet", IDS[:5])
-    elsewhere = world.spec(path, batch={"output": str(world.root / "elsewhere")})
+    elsewhere = world.spec(five, batch={"output": str(world.root / "elsewhere")})
     with StandIn(world.key) as pool:
-        world.run("one", world.spec(path), pool.registry)
-        folder = Path(work(world, run_stage, "one")["prepare"].facts["folder"])
-        close(world, "one")
+        folder = published(pool)
         two_hours_pass()
         world.run("two", elsewhere)
         world.execute("prepare", "two")
@@ -254,14 +252,12 @@ def test_a_batch_is_kept_for_its_retention_after_the_last_run_that_counted_on_it
 
 
 def test_a_run_that_was_killed_while_it_prepared_holds_no_batch_for_ever(
-    world, run_stage, publish_another, retention_s, two_hours_pass
+    world, published, five, publish_another, retention_s, two_hours_pass
 ):
     retention_s[0] = 3600.0
     with StandIn(world.key) as pool:
-        world.run("one", world.spec(write_input(world.root / "in" / "p.parquet", IDS[:5])), pool.registry)
-        folder = Path(work(world, run_stage, "one")["prepare"].facts["folder"])
-        close(world, "one")
-        world.run("two", world.spec(world.root / "in" / "p.parquet"))
+        folder = published(pool)
+        world.run("two", world.spec(five))
         with world.ledger() as ledger:
             take(ledger, "two", "prepare", frozenset({"prepare"}))
         for _ in range(13):
@@ -307,14 +303,11 @@ def test_rows_that_were_registered_since_the_batch_was_published_are_kept(world,
         assert set(pool.asked.values()) == {1}
 
 
-def test_segments_are_kept_for_an_open_run_that_counts_on_them(world, run_stage, publish_another):
+def test_segments_are_kept_for_an_open_run_that_counts_on_them(world, published, five, publish_another):
     """It publishes the batch elsewhere, where no published file has the rows."""
-    path = write_input(world.root / "in" / "p.parquet", IDS[:5])
-    elsewhere = world.spec(path, batch={"output": str(world.root / "elsewhere")})
+    elsewhere = world.spec(five, batch={"output": str(world.root / "elsewhere")})
     with StandIn(world.key) as pool:
-        world.run("one", world.spec(path), pool.registry)
-        work(world, run_stage, "one")
-        close(world, "one")
+        published(pool)
         world.run("two", elsewhere)
         assert world.execute("prepare", "two").facts["to_do"] == 0
         publish_another(pool)
@@ -322,13 +315,11 @@ def test_segments_are_kept_for_an_open_run_that_counts_on_them(world, run_stage,
 
 
 def test_segments_are_kept_while_a_run_prepares_and_may_be_about_to_count_them(
-    world, run_stage, publish_another
+    world, published, five, publish_another
 ):
     with StandIn(world.key) as pool:
-        world.run("one", world.spec(write_input(world.root / "in" / "p.parquet", IDS[:5])), pool.registry)
-        folder = Path(work(world, run_stage, "one")["prepare"].facts["folder"])
-        close(world, "one")
-        world.run("two", world.spec(world.root / "in" / "p.parquet"))
+        folder = published(pool)
+        world.run("two", world.spec(five))
         with world.ledger() as ledger:
             take(ledger, "two", "prepare", frozenset({"prepare"}))
             publish_another(pool)
@@ -336,17 +327,15 @@ def test_segments_are_kept_while_a_run_prepares_and_may_be_about_to_count_them(
 
 
 def test_segments_are_kept_for_a_writer_who_comes_after_they_were_chosen(
-    world, run_stage, publish_another, monkeypatch
+    world, published, five, publish_another, monkeypatch
 ):
     with StandIn(world.key) as pool:
-        world.run("one", world.spec(write_input(world.root / "in" / "p.parquet", IDS[:5])), pool.registry)
-        folder = Path(work(world, run_stage, "one")["prepare"].facts["folder"])
-        close(world, "one")
+        folder = published(pool)
         choose, chosen = retention.past, []
 
         def then_a_run_writes(*arguments: Any) -> list[str]:
             chosen.extend(choose(*arguments))
-            world.run("two", world.spec(world.root / "in" / "p.parquet"))
+            world.run("two", world.spec(five))
             world.execute("prepare", "two")
             return chosen
 
@@ -359,7 +348,7 @@ def test_segments_are_kept_for_a_writer_who_comes_after_they_were_chosen(
 
 
 def test_nobody_can_take_the_batch_over_while_it_is_moved_away_and_nobody_waits_while_it_is_deleted(
-    world, run_stage, publish_another, on_removal, monkeypatch
+    world, published, publish_another, on_removal, monkeypatch
 ):
     move, seen = Path.rename, []
 
@@ -374,9 +363,7 @@ def test_nobody_can_take_the_batch_over_while_it_is_moved_away_and_nobody_waits_
         return move(path, target)
 
     with StandIn(world.key) as pool:
-        world.run("one", world.spec(write_input(world.root / "in" / "p.parquet", IDS[:5])), pool.registry)
-        folder = Path(work(world, run_stage, "one")["prepare"].facts["folder"])
-        close(world, "one")
+        folder = published(pool)
         monkeypatch.setattr(Path, "rename", look)
         on_removal.append(lambda _: seen.append(("deleted", is_locked())))
         publish_another(pool)

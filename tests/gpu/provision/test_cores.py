@@ -115,6 +115,16 @@ def test_restore_ends_the_lease_and_again_changes_nothing(ledger, run, execute):
     assert (again.changed, again.message) == (False, "nothing to do: this run holds no lease on local")
 
 
+def lease_is_kept_until_it_ends(child, ledger, execute):
+    with pytest.raises(StageFailed, match=rf"process\(es\) {child.pid} of this run's pool still live"):
+        execute("restore")
+    assert held(ledger) == [("run-1", ("cpu:0", "cpu:1", "cpu:2"))]
+    child.kill()
+    child.wait()
+    execute("restore")
+    assert held(ledger) == []
+
+
 @pytest.mark.parametrize("part", ["keeper", "worker-11"])
 def test_restore_keeps_the_lease_while_a_process_of_the_pool_lives(
     ledger, run, execute, settings, tmp_path, part
@@ -126,13 +136,7 @@ def test_restore_keeps_the_lease_while_a_process_of_the_pool_lives(
         "PATH": os.environ["PATH"],
     }
     child = processes.spawn(["sleep", "1000"], marks, tmp_path / "log.txt")
-    with pytest.raises(StageFailed, match=rf"process\(es\) {child.pid} of this run's pool still live"):
-        execute("restore")
-    assert held(ledger) == [("run-1", ("cpu:0", "cpu:1", "cpu:2"))]
-    child.kill()
-    child.wait()
-    execute("restore")
-    assert held(ledger) == []
+    lease_is_kept_until_it_ends(child, ledger, execute)
 
 
 @pytest.mark.parametrize("what", ["keeper", "server"])
@@ -156,10 +160,4 @@ def test_restore_keeps_the_lease_while_a_process_lives_that_the_ledger_alone_kno
             )
             ledger.queries.worker_started(connection, **worker, **identity)
     assert [process.pid for process in pools.processes_of(ledger, "run-1")] == [child.pid]
-    with pytest.raises(StageFailed, match=rf"process\(es\) {child.pid} of this run's pool still live"):
-        execute("restore")
-    assert held(ledger) == [("run-1", ("cpu:0", "cpu:1", "cpu:2"))]
-    child.kill()
-    child.wait()
-    execute("restore")
-    assert held(ledger) == []
+    lease_is_kept_until_it_ends(child, ledger, execute)

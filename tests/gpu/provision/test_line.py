@@ -12,6 +12,14 @@ from tests.gpu.provision.held import held, prepare, work_on_the_batch
 from tests.runs import a_run, wait_until
 
 
+def two_wait(ledger, execute, first_place_s=300):
+    """run-2 and run-3 stand in line, in that order, and went away."""
+    for run_id, place_s in (("run-2", first_place_s), ("run-3", 300)):
+        a_run(ledger, run_id, layout={"cpu": 1})
+        with pytest.raises(Busy):
+            execute("provision", run_id, lease_place_s=place_s)
+
+
 def test_waiting_runs_are_served_in_order_of_arrival(ledger, run, execute):
     execute("provision")
     for run_id in ("run-2", "run-3"):
@@ -55,20 +63,14 @@ def test_who_waits_for_any_gpu_is_in_line_for_all_of_them(ledger, node, execute)
 
 def test_a_run_that_went_away_loses_its_place(ledger, run, execute):
     execute("provision")
-    for run_id in ("run-2", "run-3"):
-        a_run(ledger, run_id, layout={"cpu": 1})
-        with pytest.raises(Busy):
-            execute("provision", run_id, lease_place_s=0 if run_id == "run-2" else 300)
+    two_wait(ledger, execute, first_place_s=0)
     execute("restore")
     assert execute("provision", "run-3").changed
 
 
 def test_a_run_that_is_closed_keeps_nobody_waiting(ledger, run, execute):
     execute("provision")
-    for run_id in ("run-2", "run-3"):
-        a_run(ledger, run_id, layout={"cpu": 1})
-        with pytest.raises(Busy):
-            execute("provision", run_id)
+    two_wait(ledger, execute)
     close(ledger, "run-2", "failed")
     execute("restore")
     assert execute("provision", "run-3").changed
@@ -76,10 +78,7 @@ def test_a_run_that_is_closed_keeps_nobody_waiting(ledger, run, execute):
 
 def test_a_closed_run_that_is_started_again_stands_where_it_stood(ledger, run, execute):
     execute("provision")
-    for run_id in ("run-2", "run-3"):
-        a_run(ledger, run_id, layout={"cpu": 1})
-        with pytest.raises(Busy):
-            execute("provision", run_id)
+    two_wait(ledger, execute)
     close(ledger, "run-2", "failed")
     with pytest.raises(Busy, match="leased to run run-1"):
         execute("provision", "run-2")
